@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The seam between executors and transports: one record link to and from every peer.
+//!
+//! An executor sees links and never a system call. Transports (`/dev/pcieipc`, shared memory, an in-process fake for tests)
+//! implement [`Links`]. Memory that a peer can write is handed out as [`Shared`] and [`SharedMut`], which never become
+//! ordinary slices: the other process may write at any time.
+
+use std::{marker::PhantomData, ptr::NonNull, time::Instant};
+
+use crate::error::{Rank, Result};
+
+/// What every record says about itself. The reader compares all of it before it uses the payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// The number of the collective call within its group; compared with wrapping arithmetic.
+    pub epoch: u32,
+    /// The sender's step within its plan.
+    pub step: u16,
+    /// The shard that the payload belongs to.
+    pub shard: u16,
+    /// A hash of operation, type, count and plan; ranks that disagree see it differ.
+    pub call: u32,
+    /// CRC-32C of the payload in checked mode, otherwise 0.
+    pub crc: u32,
+}
+
+/// Bytes that a peer may write while we read them.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared<'a> {
+    ptr: NonNull<u8>,
+    len: usize,
+    life: PhantomData<&'a ()>,
+}
+
+/// Bytes that we may write and a peer may read.
+#[derive(Debug)]
+pub struct SharedMut<'a> {
+    ptr: NonNull<u8>,
+    len: usize,
+    life: PhantomData<&'a mut ()>,
+}
+
+impl Shared<'_> {
+    /// # Safety
+    /// `ptr` must stay mapped and readable for `len` bytes during the lifetime.
+    pub unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
+        Self { ptr, len, life: PhantomData }
+    }
+    /// Start of the bytes; only for copies and kernels that tolerate concurrent writers.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr.as_ptr()
+    }
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl SharedMut<'_> {
+    /// # Safety
+    /// `ptr` must stay mapped and writable for `len` bytes during the lifetime, and nobody else in this process may use it.
+    pub unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
+        Self { ptr, len, life: PhantomData }
+    }
+    /// Start of the bytes.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// One record link to and one from every peer, as one rank sees them.
+///
+/// Order: records of one link arrive complete and in the order sent. A record is at most [`Links::max_record`] bytes and
+/// contiguous in memory. Every blocking call ends by `deadline` at the latest, with a typed error.
+pub trait Links {
+    /// This rank.
+    fn rank(&self) -> Rank;
+    /// How many ranks there are.
+    fn ranks(&self) -> usize;
+    /// The longest payload of one record, in bytes: at least 4096 and a multiple of 64.
+    fn max_record(&self) -> usize;
+
+    /// Waits until a record of `len` bytes fits into the link to `to` and gives its payload, 64-byte aligned.
+    ///
+    /// # Errors
+    /// Timeout, PeerDied, EndpointRecovering, EndpointGone, Aborted, Corrupt (the peer's index is impossible).
+    fn reserve(&mut self, to: Rank, len: usize, deadline: Instant) -> Result<SharedMut<'_>>;
+    /// Like [`Links::reserve`], but answers `None` at once when there is no room.
+    ///
+    /// # Errors
+    /// As for [`Links::reserve`], less Timeout.
+    fn try_reserve(&mut self, to: Rank, len: usize) -> Result<Option<SharedMut<'_>>>;
+    /// Publishes the reserved record and wakes the reader if it sleeps.
+    ///
+    /// # Errors
+    /// EndpointRecovering and EndpointGone when the doorbell can not be rung.
+    fn commit(&mut self, to: Rank, header: RecordHeader, len: usize) -> Result<()>;
+
+    /// Waits for the next record from `from` and gives its header and payload; the record stays until [`Links::release`].
+    ///
+    /// # Errors
+    /// As for [`Links::reserve`].
+    fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)>;
+    /// Like [`Links::receive`], but answers `None` at once when nothing is there.
+    ///
+    /// # Errors
+    /// As for [`Links::receive`], less Timeout.
+    fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>>;
+    /// Gives the oldest record's room back to the writer.
+    ///
+    /// # Errors
+    /// As for [`Links::commit`].
+    fn release(&mut self, from: Rank) -> Result<()>;
+
+    /// Waits until any of the links has news (a record from, or room towards, some peer) since the last try, or the deadline.
+    ///
+    /// # Errors
+    /// As for [`Links::reserve`]; a passed deadline is not an error here.
+    fn wait_any(&mut self, deadline: Instant) -> Result<()>;
+
+    /// Looks again at the status of every endpoint and peer; called after the last load and before a result is called good.
+    ///
+    /// # Errors
+    /// PeerDied, EndpointRecovering, EndpointGone, Aborted.
+    fn confirm(&mut self) -> Result<()>;
+}
