@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# The front door. Each target calls one script; what a target means is said here and by `make help`.
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+.PHONY: vm-env
+vm-env: ## make the environment: a Debian 13 root folder, the stock kernel, a build directory for modules
+	@scripts/vm-env
+
+.PHONY: module
+module: vm-env ## build pcieipc.ko against the stock kernel, in target/kmod/
+	@scripts/build-module
+
+.PHONY: clean
+clean: ## delete what was built; the environment in the cache stays
+	rm -rf target tests/target userlib/target

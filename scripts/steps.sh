@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+# Sourced by the scripts that make the environment: where its parts are kept, and how a part is made once.
+
+set -euo pipefail
+
+# Debian's maintained kernels that have every Rust abstraction the module uses, and the one that was tested.
+# shellcheck disable=SC2034
+SUITE=trixie KERNEL_SERIES=7.3 KERNEL_TESTED=7.3.4+deb13-amd64 KERNEL_TESTED_DEB=7.3.4-1~bpo13+1
+
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export REPO
+export PCIEIPC_CACHE=${PCIEIPC_CACHE:-$HOME/.cache/pcieipc}
+
+say() { printf '%s %s\n' "[$(basename "$0")]" "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# key FILE-OR-TEXT...: a short name for what a part depends on; comments and blank lines do not count.
+key() {
+    local item
+    for item; do
+        if [ -f "$item" ]; then sed -E '/^[[:space:]]*(#|$)/d' "$item"; else printf '%s\n' "$item"; fi
+    done | sha256sum | cut -c1-12
+}
+
+# step TITLE DESTINATION COMMAND...: unless DESTINATION exists, runs COMMAND with a temporary name as its last argument
+# and renames that to DESTINATION when it succeeded, so that an interrupted step leaves nothing that looks complete.
+step() {
+    local title=$1 destination=$2 started=$SECONDS log
+    shift 2
+    [ ! -e "$destination" ] || return 0
+    log=$PCIEIPC_CACHE/logs/$(basename "$destination").log
+    mkdir -p "$(dirname "$destination")" "$PCIEIPC_CACHE/logs"
+    say "$title ..."
+    rm -rf "$destination.part"
+    if ! "$@" "$destination.part" >"$log" 2>&1 9>&-; then
+        tail -n 25 "$log" >&2
+        die "$title failed after $((SECONDS - started)) s; the whole log is $log"
+    fi
+    mv -T "$destination.part" "$destination"
+    say "$title: $((SECONDS - started)) s"
+}
+
+# link TARGET NAME: makes $PCIEIPC_CACHE/current/NAME point at TARGET in one step.
+link() {
+    mkdir -p "$PCIEIPC_CACHE/current"
+    ln -sfn "$1" "$PCIEIPC_CACHE/current/.$2.part"
+    mv -T "$PCIEIPC_CACHE/current/.$2.part" "$PCIEIPC_CACHE/current/$2"
+}
