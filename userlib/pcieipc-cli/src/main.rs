@@ -1,13 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The pcieipc command.
 
-use clap::Parser;
+mod commands;
+mod failure;
+mod module;
 
-/// Exchange and all-reduce gradients over PCIe.
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exchange and all-reduce gradients over PCIe, and keep going when the PCIe tree misbehaves.
 #[derive(Parser)]
-#[command(version)]
-struct Args {}
+#[command(version, after_help = "Exit codes: 0 done; 1 the run failed; 2 bad use or bad input.")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
 
-fn main() {
-    let Args {} = Args::parse();
+#[derive(Subcommand)]
+enum Command {
+    Info(commands::info::Info),
+}
+
+fn main() -> ExitCode {
+    let json;
+    let outcome = match Arguments::parse().command {
+        Command::Info(command) => {
+            json = command.json;
+            command.run()
+        }
+    };
+    failure::exit_code(outcome, json)
 }

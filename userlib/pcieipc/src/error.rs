@@ -32,7 +32,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The deadline passed while the named rank was still alive.
-    #[error("timeout: rank {rank} waited {waited:?} for rank {peer} in {what}; raise the deadline or look at what rank {peer} is doing")]
+    #[error(
+        "timeout: rank {rank} waited {waited:?} for rank {peer} in {what}; raise the deadline or look at what rank {peer} is doing"
+    )]
     Timeout {
         /// Who waited.
         rank: Rank,
@@ -44,7 +46,9 @@ pub enum Error {
         waited: Duration,
     },
     /// The peer's process has ended.
-    #[error("rank {peer} died (seen by rank {rank} in {what}); call shrink to go on without it or recover to wait for its replacement")]
+    #[error(
+        "rank {peer} died (seen by rank {rank} in {what}); call shrink to go on without it or recover to wait for its replacement"
+    )]
     PeerDied {
         /// Who saw it.
         rank: Rank,
@@ -82,7 +86,9 @@ pub enum Error {
         now: String,
     },
     /// Ranks disagree on size, type, operation or configuration.
-    #[error("rank {peer} disagrees with rank {rank} on {what}: {theirs} there, {ours} here; make all ranks call with the same arguments")]
+    #[error(
+        "rank {peer} disagrees with rank {rank} on {what}: {theirs} there, {ours} here; make all ranks call with the same arguments"
+    )]
     Mismatch {
         /// Who saw it.
         rank: Rank,
