@@ -85,13 +85,24 @@ impl SharedMut<'_> {
 ///
 /// Order: records of one link arrive complete and in the order sent. A record is at most [`Links::max_record`] bytes and
 /// contiguous in memory. Every blocking call ends by `deadline` at the latest, with a typed error.
-pub trait Links {
+///
+/// An executor holds records and reservations of several peers at once and reads them through their pointers. Asking again
+/// for a record that was not released, or for room that was not committed, gives the same one again.
+///
+/// # Safety
+/// The payload that [`Links::receive`] gives stays mapped and readable, at the same place, until [`Links::release`] for that
+/// peer; the room that [`Links::reserve`] gives stays mapped and writable for the length asked for, at the same place and given
+/// to nobody else, until [`Links::commit`] for that peer. Calls for other peers do not change that, nor does an error.
+pub unsafe trait Links {
     /// This rank.
     fn rank(&self) -> Rank;
     /// How many ranks there are.
     fn ranks(&self) -> usize;
     /// The longest payload of one record, in bytes: at least 4096 and a multiple of 64.
     fn max_record(&self) -> usize;
+    /// How many records of `len` bytes a link takes for certain before its reader has released any, wherever in the ring the
+    /// writer stands. Plans are chosen so that they need no more. Depends on nothing that differs between ranks.
+    fn depth(&self, len: usize) -> usize;
 
     /// Waits until a record of `len` bytes fits into the link to `to` and gives its payload, 64-byte aligned.
     ///
@@ -137,3 +148,25 @@ pub trait Links {
     /// PeerDied, EndpointRecovering, EndpointGone, Aborted.
     fn confirm(&mut self) -> Result<()>;
 }
+
+/// Passes every call on, so that a group may choose its transport at run time.
+macro_rules! forward {
+    ($($to:ty),*) => { $(
+        // SAFETY: the links inside keep the promise.
+        unsafe impl<L: Links + ?Sized> Links for $to {
+            fn rank(&self) -> Rank { (**self).rank() }
+            fn ranks(&self) -> usize { (**self).ranks() }
+            fn max_record(&self) -> usize { (**self).max_record() }
+            fn depth(&self, len: usize) -> usize { (**self).depth(len) }
+            fn reserve(&mut self, to: Rank, len: usize, deadline: Instant) -> Result<SharedMut<'_>> { (**self).reserve(to, len, deadline) }
+            fn try_reserve(&mut self, to: Rank, len: usize) -> Result<Option<SharedMut<'_>>> { (**self).try_reserve(to, len) }
+            fn commit(&mut self, to: Rank, header: RecordHeader, len: usize) -> Result<()> { (**self).commit(to, header, len) }
+            fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> { (**self).receive(from, deadline) }
+            fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> { (**self).try_receive(from) }
+            fn release(&mut self, from: Rank) -> Result<()> { (**self).release(from) }
+            fn wait_any(&mut self, deadline: Instant) -> Result<()> { (**self).wait_any(deadline) }
+            fn confirm(&mut self) -> Result<()> { (**self).confirm() }
+        }
+    )* };
+}
+forward!(Box<L>, &mut L);
