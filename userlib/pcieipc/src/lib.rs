@@ -2,6 +2,10 @@
 //! Exchange and all-reduce gradients over PCIe, and keep going when the tree misbehaves.
 
 pub mod error;
+pub mod executor;
 pub mod link;
+pub mod loopback;
+pub mod plan;
+pub mod reduce;
 
 pub use error::{Error, Result};

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One plan on its way: acquire a step's records and room, combine, publish, go on.
+
+use std::{sync::Arc, time::Instant};
+
+use super::{
+    MAX_RANKS,
+    arguments::{Arguments, mismatch},
+};
+use crate::{
+    error::{Error, Rank, Result},
+    link::{Links, RecordHeader},
+    plan::{Form, Plan, Source, Step, Target},
+    reduce::{self, In, Isa, Out},
+};
+
+/// A call that has begun. It holds its place, so it can stop wherever it would have to wait, and go on later.
+#[derive(Debug)]
+pub struct Run {
+    plan: Arc<Plan>,
+    arguments: Arguments,
+    epoch: u32,
+    word: u32,
+    windows: usize,
+    tick: usize,
+    /// Phases are run from the last to the first, so that old chunks leave before new ones come.
+    phase: usize,
+    step: usize,
+    sent: [u16; MAX_RANKS],
+    received: [u16; MAX_RANKS],
+}
+
+impl Run {
+    pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32) -> Self {
+        let word = arguments.word(&plan);
+        let (windows, phase) = (plan.windows(), plan.phases.len().saturating_sub(1));
+        Self { plan, arguments, epoch, word, windows, tick: 0, phase, step: 0, sent: [0; MAX_RANKS], received: [0; MAX_RANKS] }
+    }
+
+    /// Runs until the end (`true`) or, without a deadline, until it would have to wait (`false`).
+    pub fn advance<L: Links>(
+        &mut self,
+        links: &mut L,
+        isa: Isa,
+        scratch: &mut Vec<u64>,
+        deadline: Option<Instant>,
+    ) -> Result<bool> {
+        let plan = self.plan.clone();
+        let (phases, ticks) = (plan.phases.len(), self.windows + plan.phases.len().saturating_sub(1));
+        let words = self.scratch_bytes(1) * plan.scratch * phases / 8;
+        if scratch.len() < words {
+            scratch.resize(words, 0);
+        }
+        while self.tick < ticks {
+            let window = self.tick.checked_sub(self.phase).filter(|&w| w < self.windows);
+            let steps = plan.phases.get(self.phase).map_or(&[][..], Vec::as_slice);
+            if let (Some(window), Some(step)) = (window, steps.get(self.step)) {
+                if let Some((offset, len)) = plan.span(step, window) {
+                    if !self.step(links, isa, scratch, step, window, offset, len, deadline)? {
+                        return Ok(false);
+                    }
+                }
+                self.step += 1;
+            } else {
+                self.step = 0;
+                if self.phase == 0 {
+                    self.phase = phases.saturating_sub(1);
+                    self.tick += 1;
+                } else {
+                    self.phase -= 1;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Bytes of `places` scratch places, each starting on a cache line.
+    fn scratch_bytes(&self, places: usize) -> usize {
+        places * (self.plan.chunk * self.arguments.kind.size_as(Form::Partial)).next_multiple_of(64)
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn step<L: Links>(
+        &mut self,
+        links: &mut L,
+        isa: Isa,
+        scratch: &mut [u64],
+        step: &Step,
+        window: usize,
+        offset: usize,
+        len: usize,
+        deadline: Option<Instant>,
+    ) -> Result<bool> {
+        let kind = self.arguments.kind;
+        let scratch: *mut u8 = scratch.as_mut_ptr().cast();
+        // Each window in flight has scratch places of its own, and no more windows are in flight than there are phases.
+        let lane = window % self.plan.phases.len() * self.plan.scratch;
+        let place = |number: usize| scratch.wrapping_add(self.scratch_bytes(lane + number));
+
+        let mut ins = [In { ptr: std::ptr::null(), form: Form::Element }; MAX_RANKS];
+        for (slot, source) in ins.iter_mut().zip(&step.sources) {
+            *slot = match *source {
+                Source::Input(start) => {
+                    In { ptr: self.arguments.input.wrapping_add((start + offset) * kind.size()), form: Form::Element }
+                }
+                Source::Output(start) => {
+                    In { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
+                }
+                Source::Scratch(number) => In { ptr: place(number), form: Form::Partial },
+                Source::Link { from, form } => {
+                    let (header, payload) = match deadline {
+                        Some(deadline) => links.receive(from, deadline)?,
+                        None => match links.try_receive(from)? {
+                            Some(record) => record,
+                            None => return Ok(false),
+                        },
+                    };
+                    let payload = (payload.as_ptr(), payload.len());
+                    self.check(links.rank(), from, header, payload.1, step, len * kind.size_as(form))?;
+                    In { ptr: payload.0, form }
+                }
+            };
+        }
+        let mut outs = [Out { ptr: std::ptr::null_mut(), form: Form::Element }; MAX_RANKS + 1];
+        for (slot, target) in outs.iter_mut().zip(&step.targets) {
+            *slot = match *target {
+                Target::Output(start) => {
+                    Out { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
+                }
+                Target::Scratch(number) => Out { ptr: place(number), form: Form::Partial },
+                Target::Link { to, form } => {
+                    let bytes = len * kind.size_as(form);
+                    let mut room = match deadline {
+                        Some(deadline) => links.reserve(to, bytes, deadline)?,
+                        None => match links.try_reserve(to, bytes)? {
+                            Some(room) => room,
+                            None => return Ok(false),
+                        },
+                    };
+                    Out { ptr: room.as_mut_ptr(), form }
+                }
+            };
+        }
+        let divisor = step.finish.then_some(self.plan.ranks);
+        let (ins, outs) = (&ins[..step.sources.len()], &outs[..step.targets.len()]);
+        if !(in_place(ins, outs)) {
+            // SAFETY:
+            // - input and output are valid by the promise made to `Arguments::new`, and a step's span lies inside the buffer
+            //   (the plan's spans are those of shards of `count` elements);
+            // - scratch was sized for all lanes and places in `advance`;
+            // - records stay where they are until released and reservations until committed (`Links`), and their lengths are
+            //   checked: received ones above, reserved ones by the contract of `reserve`;
+            // - plans store to a place that they also read only at the same offset.
+            unsafe { reduce::fold(isa, kind, self.arguments.op, ins, outs, len, divisor) };
+        }
+        for target in &step.targets {
+            if let Target::Link { to, form } = *target {
+                let header = RecordHeader { epoch: self.epoch, step: self.sent[to], shard: step.shard, call: self.word, crc: 0 };
+                links.commit(to, header, len * kind.size_as(form))?;
+                self.sent[to] = self.sent[to].wrapping_add(1);
+            }
+        }
+        for source in &step.sources {
+            if let Source::Link { from, .. } = *source {
+                links.release(from)?;
+                self.received[from] = self.received[from].wrapping_add(1);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Compares all that a record says about itself with what the plan expects.
+    fn check(&self, rank: Rank, from: Rank, header: RecordHeader, len: usize, step: &Step, want: usize) -> Result<()> {
+        if header.call != self.word {
+            return Err(mismatch(rank, from, self.word, header.call));
+        }
+        if header.epoch != self.epoch {
+            return Err(Error::Mismatch {
+                rank,
+                peer: from,
+                what: "how many collectives were called before",
+                ours: self.epoch.to_string(),
+                theirs: header.epoch.to_string(),
+            });
+        }
+        if header.step != self.received[from] || header.shard != step.shard || len != want {
+            return Err(Error::Corrupt {
+                rank,
+                peer: from,
+                what: format!(
+                    "record {} of shard {} with {len} bytes, where record {} of shard {} with {want} bytes was due",
+                    header.step, header.shard, self.received[from], step.shard
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Whether the step would only copy a chunk onto itself.
+fn in_place(ins: &[In], outs: &[Out]) -> bool {
+    matches!((ins, outs), ([i], [o]) if std::ptr::eq(i.ptr, o.ptr) && i.form == o.form)
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::loopback;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// Runs `body` once a rank, each in a thread of its own.
+fn ranks<R: Send>(n: usize, depth: usize, options: &Options, body: impl Fn(Executor<loopback::Loopback>) -> R + Sync) -> Vec<R> {
+    let body = &body;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = loopback::group(n, depth, 4096)
+            .into_iter()
+            .map(|links| {
+                let executor = Executor::new(links, options.clone()).unwrap();
+                scope.spawn(move || body(executor))
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn input(rank: usize, i: usize) -> f64 {
+    (((rank * 7919 + i * 104_729) % 2003) as f64 - 1001.0) / 64.0
+}
+
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Ring];
+
+#[test]
+fn every_group_size_and_count_sums_right_in_place() {
+    for algorithm in ALGORITHMS {
+        for n in 1..=16 {
+            let options = Options { algorithm: Some(algorithm), chunk: 64, ..Options::default() };
+            let counts = [0, 1, 2, 3, 15, 16, 17, 31, 64, 100, 257, 1000];
+            let results = ranks(n, 2 * n + 2, &options, |mut executor| {
+                let rank = executor.rank();
+                counts.map(|count| {
+                    let mut buffer: Vec<f32> = (0..count).map(|i| input(rank, i) as f32).collect();
+                    executor.all_reduce(&mut buffer, Op::Sum, soon()).unwrap();
+                    buffer
+                })
+            });
+            for result in results {
+                for (count, buffer) in counts.into_iter().zip(result) {
+                    // The inputs are multiples of 1/64 below 2^10: sums of 16 are exact in f32, in any order.
+                    let want: Vec<f32> = (0..count).map(|i| (0..n).map(|r| input(r, i)).sum::<f64>() as f32).collect();
+                    assert_eq!(buffer, want, "{algorithm:?} {n} ranks, {count} elements");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_bit_floats_are_rounded_once_by_every_algorithm() {
+    for algorithm in ALGORITHMS {
+        for n in [2, 3, 5, 8] {
+            let options = Options { algorithm: Some(algorithm), chunk: 128, ..Options::default() };
+            let results = ranks(n, 2 * n + 2, &options, |mut executor| {
+                let rank = executor.rank();
+                let mut b: Vec<bf16> = (0..777).map(|i| bf16::from_f64(input(rank, i))).collect();
+                let mut h: Vec<f16> = (0..333).map(|i| f16::from_f64(input(rank, i))).collect();
+                executor.all_reduce(&mut b, Op::Sum, soon()).unwrap();
+                executor.all_reduce(&mut h, Op::Average, soon()).unwrap();
+                (b, h)
+            });
+            for (b, h) in results {
+                for (i, b) in b.into_iter().enumerate() {
+                    let want: f64 = (0..n).map(|r| bf16::from_f64(input(r, i)).to_f64()).sum();
+                    assert_eq!(b, bf16::from_f64(want), "{algorithm:?} {n} {i}");
+                }
+                for (i, h) in h.into_iter().enumerate() {
+                    let want: f32 = (0..n).map(|r| f16::from_f64(input(r, i)).to_f32()).sum();
+                    assert_eq!(h, f16::from_f32(want / n as f32), "{algorithm:?} {n} {i}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bits_of_the_default_plans_do_not_depend_on_rank_size_or_algorithm() {
+    let mut bits: Vec<Vec<u32>> = Vec::new();
+    for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+        let options = Options { algorithm: Some(algorithm), chunk: 64, ..Options::default() };
+        bits.extend(ranks(5, 4, &options, |mut executor| {
+            let rank = executor.rank();
+            let mut buffer: Vec<f32> = (0..500).map(|i| (input(rank, i) * 1.1).exp2() as f32).collect();
+            executor.all_reduce(&mut buffer, Op::Sum, soon()).unwrap();
+            buffer.into_iter().map(f32::to_bits).collect()
+        }));
+    }
+    assert!(bits.windows(2).all(|w| w[0] == w[1]));
+}
+
+#[test]
+fn out_of_place_leaves_the_input_alone() {
+    let sums = ranks(3, 4, &Options::default(), |mut executor| {
+        let (from, mut to) = (vec![executor.rank() as i64 + 1; 5000], vec![0; 5000]);
+        executor.all_reduce_into(&from, &mut to, Op::Prod, soon()).unwrap();
+        assert_eq!(from, vec![executor.rank() as i64 + 1; 5000]);
+        to
+    });
+    assert!(sums.iter().flatten().all(|&x| x == 6));
+}
+
+#[test]
+fn ranks_that_disagree_get_mismatch_and_nobody_waits_beyond_the_deadline() {
+    let errors = ranks(2, 4, &Options::default(), |mut executor| {
+        let deadline = Instant::now() + Duration::from_millis(300);
+        let result = if executor.rank() == 0 {
+            executor.all_reduce(&mut [1.0f32; 8], Op::Sum, deadline)
+        } else {
+            executor.all_reduce(&mut [1i32; 8], Op::Sum, deadline)
+        };
+        (result.unwrap_err(), executor)
+    });
+    for (error, _) in &errors {
+        assert!(matches!(error, Error::Mismatch { what: "the element type", .. }), "{error}");
+    }
+    let errors = ranks(2, 4, &Options::default(), |mut executor| {
+        let count = 100 + executor.rank();
+        (executor.all_reduce(&mut vec![1.0f32; count], Op::Sum, soon()).unwrap_err(), executor)
+    });
+    assert!(errors.iter().all(|(e, _)| matches!(e, Error::Mismatch { .. })));
+}
+
+#[test]
+fn a_dead_peer_is_named() {
+    let answers = ranks(3, 4, &Options::default(), |mut executor| {
+        if executor.rank() == 2 {
+            return None;
+        }
+        Some((executor.all_reduce(&mut [1.0f32; 8], Op::Sum, soon()).unwrap_err(), executor))
+    });
+    for (error, _) in answers.iter().flatten() {
+        assert!(matches!(error, Error::PeerDied { peer: 2, .. }), "{error}");
+    }
+}
+
+#[test]
+fn an_absent_peer_is_a_timeout_and_the_group_says_no_until_it_recovers() {
+    let answers = ranks(2, 4, &Options::default(), |mut executor| {
+        if executor.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(200));
+            return (None, executor);
+        }
+        let error = executor.all_reduce(&mut [1.0f32; 8], Op::Sum, Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(executor.all_reduce(&mut [1.0f32; 8], Op::Sum, soon()), Err(Error::Argument(_))));
+        (Some(error), executor)
+    });
+    assert!(matches!(answers[0].0, Some(Error::Timeout { rank: 0, peer: 1, .. })));
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use half::{bf16, f16};
+
+use super::*;
+
+fn isas() -> Vec<Isa> {
+    let mut all = vec![Isa::Baseline];
+    if Isa::detect() != Isa::Baseline {
+        all.push(Isa::Avx2);
+    }
+    if Isa::detect() == Isa::Avx512 {
+        all.push(Isa::Avx512);
+    }
+    all
+}
+
+fn fold_vecs<T: Element>(isa: Isa, op: Op, sources: &[Vec<T>], divisor: Option<usize>) -> Vec<T> {
+    let mut out = sources[0].clone();
+    let ins: Vec<In> = sources.iter().map(|s| In { ptr: s.as_ptr().cast(), form: Form::Element }).collect();
+    let outs = [Out { ptr: out.as_mut_ptr().cast(), form: Form::Element }];
+    // SAFETY: all vectors have the same length and `isa` is one that was detected.
+    unsafe { fold(isa, T::KIND, op, &ins, &outs, sources[0].len(), divisor) };
+    out
+}
+
+#[test]
+fn f32_sums_equal_a_sequential_sum_bit_for_bit_on_every_instruction_set() {
+    for len in [0, 1, 63, 64, 65, 1000] {
+        let sources: Vec<Vec<f32>> =
+            (0..5).map(|r| (0..len).map(|i| (i as f32 + 0.1) * (r as f32 - 1.7) * 1e3).collect()).collect();
+        let want: Vec<f32> = (0..len).map(|i| sources[1..].iter().fold(sources[0][i], |a, s| a + s[i])).collect();
+        for isa in isas() {
+            assert_eq!(fold_vecs(isa, Op::Sum, &sources, None), want, "{isa:?} {len}");
+        }
+    }
+}
+
+#[test]
+fn sixteen_bit_floats_accumulate_in_f32_and_round_once() {
+    let sources: Vec<Vec<bf16>> = [256.0, 0.75, 0.75].iter().map(|&x| vec![bf16::from_f32(x); 70]).collect();
+    let halves: Vec<Vec<f16>> = [2048.0, 0.75, 0.75].iter().map(|&x| vec![f16::from_f32(x); 70]).collect();
+    for isa in isas() {
+        // Rounded at each addition, 256 + 0.75 would stay 256 or jump to 258 by another way; the f32 sum is 257.5 -> 258.
+        assert_eq!(fold_vecs(isa, Op::Sum, &sources, None), vec![bf16::from_f32(257.5); 70]);
+        assert_eq!(fold_vecs(isa, Op::Sum, &halves, None), vec![f16::from_f32(2049.5); 70]);
+    }
+}
+
+#[test]
+fn min_and_max_propagate_nan_and_order_zeros() {
+    let a = vec![f32::NAN, 1.0, 0.0, -0.0, f32::NEG_INFINITY, 2.0];
+    let b = vec![1.0, f32::NAN, -0.0, 0.0, 1.0, 3.0];
+    for isa in isas() {
+        let min = fold_vecs(isa, Op::Min, &[a.clone(), b.clone()], None);
+        let max = fold_vecs(isa, Op::Max, &[a.clone(), b.clone()], None);
+        assert!(min[0].is_nan() && min[1].is_nan() && max[0].is_nan() && max[1].is_nan());
+        assert!(min[2].is_sign_negative() && min[3].is_sign_negative() && max[2].is_sign_positive() && max[3].is_sign_positive());
+        assert_eq!((min[4], min[5], max[4], max[5]), (f32::NEG_INFINITY, 2.0, 1.0, 3.0));
+    }
+}
+
+#[test]
+fn integers_wrap_and_averages_truncate() {
+    for isa in isas() {
+        assert_eq!(fold_vecs(isa, Op::Sum, &[vec![i8::MAX; 65], vec![1; 65]], None), vec![i8::MIN; 65]);
+        assert_eq!(fold_vecs(isa, Op::Prod, &[vec![u64::MAX; 65], vec![3; 65]], None), vec![u64::MAX.wrapping_mul(3); 65]);
+        assert_eq!(fold_vecs(isa, Op::Average, &[vec![-4i32; 65], vec![-3; 65]], Some(2)), vec![-3; 65]);
+        assert_eq!(fold_vecs(isa, Op::Average, &[vec![1f64; 65], vec![2.0; 65]], Some(2)), vec![1.5; 65]);
+    }
+}
+
+#[test]
+fn misaligned_sources_and_targets_give_the_same_bits() {
+    let bytes: Vec<u8> = (0..4 * 200 + 3).map(|i| (i * 37 % 251) as u8).collect();
+    let mut want: Option<Vec<u8>> = None;
+    for isa in isas() {
+        for skew in 0..3 {
+            let mut moved = vec![0u8; skew];
+            moved.extend_from_slice(&bytes[..800]);
+            let mut out = vec![0u8; 803];
+            let ins = [In { ptr: moved[skew..].as_ptr(), form: Form::Element }; 2];
+            let outs = [Out { ptr: out[skew..].as_mut_ptr(), form: Form::Element }];
+            // SAFETY: 200 u32 fit behind each pointer.
+            unsafe { fold(isa, Kind::U32, Op::Sum, &ins, &outs, 200, None) };
+            let got = out[skew..skew + 800].to_vec();
+            assert_eq!(*want.get_or_insert_with(|| got.clone()), got);
+        }
+    }
+}
