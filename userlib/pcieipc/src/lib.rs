@@ -7,5 +7,6 @@ pub mod link;
 pub mod loopback;
 pub mod plan;
 pub mod reduce;
+pub mod ring;
 
 pub use error::{Error, Result};

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Promises of the ring protocol, checked against a queue over arbitrary sequences, and against arbitrary peers.
+
+use std::{collections::VecDeque, ptr::NonNull, sync::atomic::Ordering};
+
+use pcieipc::{
+    link::RecordHeader,
+    ring::{IndexPage, Memory, Private, Reader, Writer},
+};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Send { len: usize, shorten: usize },
+    Receive,
+    Peek,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => (0usize..8128, 0usize..3).prop_map(|(len, shorten)| Step::Send { len, shorten }),
+        2 => (0usize..200).prop_map(|len| Step::Send { len, shorten: 0 }),
+        4 => Just(Step::Receive),
+        1 => Just(Step::Peek),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+fn byte(number: u32, at: usize) -> u8 {
+    (number as usize).wrapping_mul(31).wrapping_add(at.wrapping_mul(7)) as u8
+}
+
+fn header(number: u32) -> RecordHeader {
+    RecordHeader { epoch: number, step: number as u16, shard: !(number as u16), call: !number, crc: number ^ 0x5555 }
+}
+
+fn bytes(payload: &pcieipc::link::Shared<'_>) -> Vec<u8> {
+    // SAFETY: nobody writes the record while these single-threaded tests read it.
+    unsafe { std::slice::from_raw_parts(payload.as_ptr(), payload.len()) }.to_vec()
+}
+
+proptest! {
+    /// From any starting index, the wrap of 64 bits included, a ring is a queue.
+    #[test]
+    fn records_arrive_complete_and_in_order(steps in steps(), lines_before_wrap in 0u64..600) {
+        let (w, r) = Private::pair(16 << 10);
+        let start = 0u64.wrapping_sub(lines_before_wrap * 64);
+        let (mut writer, mut reader) = (Writer::starting_at(w, start), Reader::starting_at(r, start));
+        let mut queue = VecDeque::new();
+        let mut number = 0u32;
+        for step in steps {
+            match step {
+                Step::Send { len, shorten } => {
+                    let Some(mut payload) = writer.try_reserve(len).unwrap() else {
+                        prop_assert!(!queue.is_empty(), "a record that may be sent fits into an empty ring");
+                        continue;
+                    };
+                    prop_assert_eq!(payload.len(), len);
+                    prop_assert_eq!(payload.as_mut_ptr() as usize % 64, 0);
+                    for at in 0..len {
+                        // SAFETY: inside the reserved payload.
+                        unsafe { payload.as_mut_ptr().add(at).write(byte(number, at)) };
+                    }
+                    let len = len - shorten.min(len);
+                    prop_assert!(!writer.commit(header(number), len), "nobody sleeps");
+                    queue.push_back((number, len));
+                    number += 1;
+                }
+                Step::Receive | Step::Peek => {
+                    let got = reader.try_receive().unwrap();
+                    match (got, queue.front()) {
+                        (None, None) => {}
+                        (Some((h, payload)), Some(&(number, len))) => {
+                            prop_assert_eq!(h, header(number));
+                            prop_assert_eq!(payload.as_ptr() as usize % 64, 0);
+                            prop_assert_eq!(bytes(&payload), (0..len).map(|at| byte(number, at)).collect::<Vec<_>>());
+                            if matches!(step, Step::Receive) {
+                                prop_assert!(!reader.release(), "nobody sleeps");
+                                queue.pop_front();
+                            }
+                        }
+                        (got, want) => prop_assert!(false, "got {got:?}, want {want:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whatever a writer puts into its memory, the reader answers with a record inside the data area or an error; it never
+    /// reads outside and never runs on.
+    #[test]
+    fn a_reader_survives_any_writer(tails in prop::collection::vec(tail(), 1..20), lines in prop::collection::vec(line(), 1..40)) {
+        let (w, r) = Private::pair(16 << 10);
+        let evil = w.clone();
+        let mut reader = Reader::new(r);
+        for (i, words) in lines.iter().enumerate() {
+            for (j, word) in words.iter().enumerate() {
+                let at = (i * 64 + j * 8) % evil.data_bytes();
+                // SAFETY: inside the data area, single-threaded.
+                unsafe { evil.data().add(at).cast::<u64>().write(*word) };
+            }
+        }
+        let (from, to) = (evil.data().as_ptr() as usize, evil.data().as_ptr() as usize + evil.data_bytes());
+        for tail in tails {
+            raw_index(evil.tail()).store(tail, Ordering::Release);
+            for _ in 0..4 {
+                match reader.try_receive() {
+                    Ok(Some((_, payload))) => {
+                        let start = payload.as_ptr() as usize;
+                        prop_assert!(start >= from && start + payload.len() <= to);
+                        let _ = reader.release();
+                    }
+                    Ok(None) => break,
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+
+    /// Whatever a reader puts into its page, the writer hands out room inside the data area or an error.
+    #[test]
+    fn a_writer_survives_any_reader(heads in prop::collection::vec(tail(), 1..40), len in 0usize..8128) {
+        let (w, r) = Private::pair(16 << 10);
+        let mut writer = Writer::new(w);
+        let (from, to) = (r.data().as_ptr() as usize, r.data().as_ptr() as usize + r.data_bytes());
+        for head in heads {
+            if let Ok(Some(mut payload)) = writer.try_reserve(len) {
+                let start = payload.as_mut_ptr() as usize;
+                prop_assert!(start >= from && start + payload.len() <= to);
+                let _ = writer.commit(header(1), len);
+            }
+            raw_index(r.head()).store(head, Ordering::Release);
+        }
+    }
+}
+
+/// An index as a broken peer might write it: often plausible, sometimes anything.
+fn tail() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => (0u64..600).prop_map(|l| l * 64), 1 => any::<u64>(), 1 => 0u64..40_000]
+}
+
+/// A header line as a broken peer might write it.
+fn line() -> impl Strategy<Value = [u64; 4]> {
+    let kind = prop_oneof![4 => Just(0x5049_5043u64), 2 => Just(0x5049_5053u64), 1 => any::<u32>().prop_map(u64::from)];
+    let len = prop_oneof![4 => 0u64..200, 2 => (0u64..256).prop_map(|l| l * 64), 1 => any::<u32>().prop_map(u64::from)];
+    let position = prop_oneof![8 => (0u64..300).prop_map(|l| l * 64), 1 => any::<u64>()];
+    (kind, len, position).prop_map(|(kind, len, position)| [kind | len << 32, 0, 0, position])
+}
+
+/// The index of a page that belongs to somebody else, as a hostile process reaches it.
+fn raw_index(page: &IndexPage) -> &std::sync::atomic::AtomicU64 {
+    // SAFETY: the index is the page's first field (its layout is documented), and atomic.
+    unsafe { NonNull::from(page).cast().as_ref() }
+}
