@@ -33,9 +33,9 @@ impl From<pcieipc::Error> for Failure {
 }
 
 /// Tells a failure on standard error, with `json` on standard output too, and gives the exit code.
-pub fn exit_code(outcome: Result<(), Failure>, json: bool) -> ExitCode {
+pub fn exit_code(outcome: Result<ExitCode, Failure>, json: bool) -> ExitCode {
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             if json {
                 println!("{}", serde_json::json!({ "ok": false, "error": failure.to_string(), "exit": failure.code() }));

@@ -3,7 +3,9 @@
 
 mod commands;
 mod failure;
+mod host_source;
 mod module;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -20,12 +22,22 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Info(commands::info::Info),
+    Snapshot(commands::snapshot::Snapshot),
+    Topo(commands::topo::Topo),
 }
 
 fn main() -> ExitCode {
     let json;
     let outcome = match Arguments::parse().command {
         Command::Info(command) => {
+            json = command.json;
+            command.run().map(|()| ExitCode::SUCCESS)
+        }
+        Command::Snapshot(command) => {
+            json = false;
+            command.run()
+        }
+        Command::Topo(command) => {
             json = command.json;
             command.run()
         }

@@ -8,5 +8,6 @@ pub mod loopback;
 pub mod plan;
 pub mod reduce;
 pub mod ring;
+pub mod topology;
 
 pub use error::{Error, Result};

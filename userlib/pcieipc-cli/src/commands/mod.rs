@@ -2,3 +2,5 @@
 //! One file a command.
 
 pub mod info;
+pub mod snapshot;
+pub mod topo;

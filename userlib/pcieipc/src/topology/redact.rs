@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Keeps secrets and serial numbers out of what is read, shown and saved.
+
+/// Kernel parameters that say something about the PCIe tree and nothing about the owner. A name that ends in a dot stands
+/// for all parameters of that module.
+const PARAMETERS: &[&str] = &[
+    "pci",
+    "pcie_aspm",
+    "pcie_ports",
+    "pcie_hp",
+    "pcie_port_pm",
+    "iommu",
+    "intel_iommu",
+    "amd_iommu",
+    "iommu.",
+    "iommu.passthrough",
+    "iommu.strict",
+    "arm-smmu.",
+    "vfio_iommu_type1.",
+    "vfio_pci.",
+    "hugepages",
+    "hugepagesz",
+    "default_hugepagesz",
+    "numa",
+    "numa_balancing",
+    "mem",
+    "memmap",
+    "nokaslr",
+    "lockdown",
+    "module.sig_enforce",
+    "module_blacklist",
+    "modprobe.blacklist",
+    "nvidia.",
+    "nvidia-drm.",
+    "nouveau.",
+    "amdgpu.",
+    "pcieipc.",
+    "pciehp.",
+    "aer_inject.",
+    "swiotlb",
+    "isolcpus",
+    "idle",
+    "processor.max_cstate",
+    "intel_idle.max_cstate",
+    "maxcpus",
+    "nr_cpus",
+];
+
+/// The command line less everything that is not known to be harmless.
+pub fn command_line(text: &str) -> String {
+    let kept = text.split_whitespace().filter(|word| {
+        let name = word.split('=').next().unwrap_or_default();
+        PARAMETERS.iter().any(|p| if p.ends_with('.') { name.starts_with(p) } else { name == *p })
+    });
+    kept.collect::<Vec<_>>().join(" ")
+}
+
+/// Words of which one must be in a line of the kernel log for it to be kept.
+const TOPICS: &[&str] = &[
+    "pci",
+    "aer:",
+    "dpc:",
+    "nvrm",
+    "nvidia",
+    "amdgpu",
+    "dmar",
+    "amd-vi",
+    "iommu",
+    "_osc",
+    "bar ",
+    "mlx5",
+    "nvme",
+    "xid",
+    "vfio",
+    "secure boot",
+    "lockdown",
+    "edac",
+    "hardware error",
+];
+
+/// A line of the kernel log that is about the tree, with serial numbers and hardware addresses blanked out; `None` for other lines.
+pub fn log_line(line: &str) -> Option<String> {
+    let lower = line.to_ascii_lowercase();
+    if lower.contains("command line") || !TOPICS.iter().any(|t| lower.contains(t)) {
+        return None;
+    }
+    Some(blank(line))
+}
+
+/// Replaces what looks like a UUID, a hardware (MAC) address, a GUID or a serial number by dots, and keeps PCI addresses.
+pub fn blank(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    for word in line.split_inclusive(ends_word) {
+        let core = word.trim_end_matches(|c: char| ends_word(c) || matches!(c, '.' | ':'));
+        out.push_str(if is_unique(core) { "..." } else { core });
+        out.push_str(&word[core.len()..]);
+    }
+    // What follows these words is unique however it looks. The longest come first, so that "serial number" is not cut at "serial".
+    for word in ["serial number", "serialnumber", "serial no", "serial", "uuid", "guid"] {
+        out = blank_after(&out, word);
+    }
+    out
+}
+
+fn ends_word(c: char) -> bool {
+    c.is_whitespace() || matches!(c, ',' | ';' | '(' | ')' | '[' | ']' | '=' | '"')
+}
+
+fn blank_after(line: &str, word: &str) -> String {
+    // Only ASCII letters change, so offsets hold in both.
+    let lower = line.to_ascii_lowercase();
+    let mut out = String::with_capacity(line.len());
+    let mut done = 0;
+    while let Some(found) = lower[done..].find(word) {
+        let end = done + found + word.len();
+        let rest = &line[end..];
+        let value = rest.trim_start_matches([' ', ':', '=', '#', '"']);
+        let start = end + rest.len() - value.len();
+        let length = value.find(ends_word).unwrap_or(value.len());
+        // "serialize" and "serial port" name no number; the separator tells.
+        if !rest.starts_with([' ', ':', '=', '#']) || (word == "serial" && !rest.trim_start().starts_with([':', '=', '#'])) {
+            out.push_str(&line[done..end]);
+            done = end;
+            continue;
+        }
+        out.push_str(&line[done..start]);
+        if length > 0 {
+            out.push_str("...");
+        }
+        done = start + length;
+    }
+    out.push_str(&line[done..]);
+    out
+}
+
+fn is_unique(word: &str) -> bool {
+    let word = word.strip_prefix("GPU-").or(word.strip_prefix("MIG-")).unwrap_or(word);
+    let groups = |separator| word.split(separator).map(str::len).collect::<Vec<_>>();
+    let hex = |separator: char| word.bytes().all(|b| b.is_ascii_hexdigit() || b == separator as u8);
+    let mac = groups(':') == [2; 6] && hex(':') || groups('-') == [2; 6] && hex('-');
+    let serial = groups('-') == [2; 8] && hex('-') || groups(':') == [4; 4] && hex(':') || groups(':') == [2; 20] && hex(':');
+    let uuid = groups('-') == [8, 4, 4, 4, 12] && hex('-');
+    mac || serial || uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_keeps_what_concerns_the_tree_and_nothing_else() {
+        let line =
+            "BOOT_IMAGE=/vmlinuz root=UUID=1234 ip=10.0.0.1 luks.key=secret pci=realloc iommu=pt intel_iommu=on iommu.strict=1";
+        assert_eq!(command_line(line), "pci=realloc iommu=pt intel_iommu=on iommu.strict=1");
+    }
+
+    #[test]
+    fn hardware_addresses_and_serial_numbers_are_blanked_and_pci_addresses_are_kept() {
+        let line = "6,1,2,-;mlx5_core 0000:41:00.0 eth0: MAC 0c:42:a1:00:11:22, GPU-12345678-1234-1234-1234-123456789abc Serial Number: ABC123";
+        assert_eq!(blank(line), "6,1,2,-;mlx5_core 0000:41:00.0 eth0: MAC ..., ... Serial Number: ...");
+        assert_eq!(log_line("6,1,2,-;usb 1-1: SerialNumber: 12"), None);
+        assert_eq!(log_line("6,1,2,-;Kernel command line: pci=x password=y"), None);
+    }
+
+    #[test]
+    fn the_serial_number_of_a_pci_device_is_blanked() {
+        assert_eq!(blank("pci dsn 00-11-22-ff-fe-33-44-55 end"), "pci dsn ... end");
+    }
+}

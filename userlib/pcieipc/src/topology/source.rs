@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where the facts come from: this host, or a saved one.
+//!
+//! Paths are relative to the host's root and have no leading slash: `sys/bus/pci/devices`. Besides `sys` and `proc` there is
+//! `pcieipc/`, a folder that no host has: it carries the answers of system calls, so that a saved host has them too.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use super::facts;
+
+/// No file that is read here is longer; what is longer is cut, because sysfs of a broken driver can be endless.
+pub const LONGEST: usize = 1 << 20;
+
+/// Where the facts of a [`Source`] were taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// The running host.
+    Live,
+    /// A saved snapshot of a host.
+    Snapshot,
+    /// NCCL's topology XML.
+    NcclXml,
+    /// The text of `lspci -vvvxxxx`.
+    Lspci,
+    /// The XML of hwloc's `lstopo`.
+    HwlocXml,
+}
+
+impl Origin {
+    /// What such a source can not say; empty for a host and its snapshot.
+    pub fn missing(self) -> &'static [&'static str] {
+        match self {
+            Self::Live | Self::Snapshot => &[],
+            Self::NcclXml => &[
+                "downstream and root ports (NCCL keeps one entry for a whole switch)",
+                "link at best, ACS, ASPM, payload sizes, relaxed ordering, extended tags",
+                "AER counters, IOMMU groups, BARs, slots, DPC, drivers, reset methods",
+                "devices that NCCL does not use, kernel log, module and limits of the host",
+            ],
+            Self::Lspci => &[
+                "AER counters (only the status registers are there)",
+                "reset methods, NUMA distances, IOMMU mode, sizes of BARs where lspci could not read them",
+                "kernel log, module and limits of the host",
+            ],
+            Self::HwlocXml => &[
+                "link width, and link speed of ports: hwloc keeps one bandwidth for each device",
+                "link at best, ACS, ASPM, payload sizes, relaxed ordering, extended tags",
+                "AER counters, IOMMU groups, BARs, slots, DPC, drivers, reset methods",
+                "devices that hwloc filtered out, kernel log, module and limits of the host",
+            ],
+        }
+    }
+}
+
+/// A file of which parts are read at an offset: configuration space.
+pub trait ReadAt {
+    /// Reads at most `buf.len()` bytes at `offset`; fewer at the end of what the caller may see.
+    ///
+    /// # Errors
+    /// Those of `pread`.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+}
+
+impl ReadAt for File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, buf, offset)
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len());
+        let length = buf.len().min(self.len() - start);
+        buf[..length].copy_from_slice(&self[start..start + length]);
+        Ok(length)
+    }
+}
+
+/// The files of a host. Every call may fail at any time: cards vanish while they are read.
+pub trait Source: Send + Sync {
+    /// Where the facts come from.
+    fn origin(&self) -> Origin;
+    /// The whole file, cut at [`LONGEST`] bytes.
+    ///
+    /// # Errors
+    /// Those of `open` and `read`.
+    fn read(&self, path: &str) -> io::Result<Vec<u8>>;
+    /// Opens a file for reading at offsets.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>>;
+    /// The names in a folder, sorted.
+    ///
+    /// # Errors
+    /// Those of `opendir` and `readdir`.
+    fn list(&self, path: &str) -> io::Result<Vec<String>>;
+    /// Where a symbolic link points to.
+    ///
+    /// # Errors
+    /// Those of `readlink`.
+    fn link(&self, path: &str) -> io::Result<String>;
+
+    /// The file as text without surrounding blanks; bytes that are no UTF-8 are replaced.
+    ///
+    /// # Errors
+    /// Those of [`Source::read`].
+    fn text(&self, path: &str) -> io::Result<String> {
+        Ok(String::from_utf8_lossy(&self.read(path)?).trim().to_owned())
+    }
+
+    /// The last part of where a symbolic link points to.
+    fn link_name(&self, path: &str) -> Option<String> {
+        self.link(path).ok()?.rsplit('/').next().map(str::to_owned)
+    }
+}
+
+/// The running host.
+#[derive(Debug, Clone)]
+pub struct Live {
+    root: PathBuf,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self::at("/")
+    }
+}
+
+impl Live {
+    /// A host whose `sys` and `proc` stand under `root`: `/`, or a folder that looks like one.
+    pub fn at(root: impl AsRef<Path>) -> Self {
+        Self { root: root.as_ref().to_owned() }
+    }
+}
+
+impl Source for Live {
+    fn origin(&self) -> Origin {
+        Origin::Live
+    }
+
+    fn read(&self, path: &str) -> io::Result<Vec<u8>> {
+        if let Some(fact) = facts::read(path, &self.root) {
+            return fact;
+        }
+        let mut bytes = Vec::new();
+        File::open(self.root.join(path))?.take(LONGEST as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
+        Ok(Box::new(File::open(self.root.join(path))?))
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(self.root.join(path))? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        Ok(std::fs::read_link(self.root.join(path))?.to_string_lossy().into_owned())
+    }
+}
+
+/// Resolves a link's target against the folder that holds the link: `sys/bus/pci/devices` and `../../../devices/x` give
+/// `sys/devices/x`. A target that climbs past the root ends at the root, as in a kernel.
+pub fn resolve(folder: &str, target: &str) -> String {
+    let mut parts: Vec<&str> =
+        if target.starts_with('/') { Vec::new() } else { folder.split('/').filter(|p| !p.is_empty()).collect() };
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
