@@ -13,6 +13,14 @@ vm-env: ## make the environment: a Debian 13 root folder, the stock kernel, a bu
 module: vm-env ## build pcieipc.ko against the stock kernel, in target/kmod/
 	@scripts/build-module
 
+.PHONY: test
+test: vm-env ## run all tests, on the host and in virtual machines; the last line counts them
+	@scripts/test
+
+.PHONY: lint
+lint: vm-env ## check formatting, clippy on both sides, shell scripts and the ABI's layout
+	@scripts/lint
+
 .PHONY: clean
 clean: ## delete what was built; the environment in the cache stays
 	rm -rf target tests/target userlib/target

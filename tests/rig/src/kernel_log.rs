@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a healthy kernel never says.
+
+use std::sync::LazyLock;
+
+use regex::{Regex, RegexSet};
+
+use crate::{Error, Result};
+
+/// Each fails a run, whatever the test itself printed.
+const ALARMS: &[&str] = &[
+    r"\bBUG: ",
+    r"\bWARNING: ",
+    r"\bOops\b",
+    r"\bKASAN: ",
+    r"\bUBSAN: ",
+    r"\bKernel panic\b",
+    r"\bgeneral protection fault\b",
+    r"\bunable to handle\b",
+    r"\bkernel BUG at\b",
+    r"possible (circular|recursive) locking",
+    r"\binconsistent lock state\b",
+    r"\bINFO: task .* blocked for more than\b",
+    r"\bINFO: trying to register non-static key\b",
+    r"\bself-detected stall\b|\bdetected stalls\b",
+    r"\bscheduling while atomic\b",
+    r"\bsleeping function called from invalid context\b",
+    r"\bsuspicious RCU usage\b",
+    r"\bDMA-API: ",
+    r"\bunreferenced object 0x",
+    r"\bBad page (state|map)\b",
+    r"\brefcount_t: ",
+    r"\blist_(add|del) corruption\b",
+    r"\bDMAR: .*fault\b",
+    r"\bCall Trace:",
+];
+
+static ALARM: LazyLock<RegexSet> =
+    LazyLock::new(|| RegexSet::new(ALARMS).unwrap_or_else(|error| unreachable!("the alarms are constants: {error}")));
+
+/// The lines of `log` that a healthy kernel never says, less those that a pattern in `allow` matches.
+///
+/// # Errors
+/// [`Error::Protocol`] if a pattern in `allow` is no regular expression.
+pub fn alarms(log: &str, allow: &[String]) -> Result<Vec<String>> {
+    let allow = allow
+        .iter()
+        .map(|pattern| Regex::new(pattern))
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .map_err(|error| Error::Protocol { what: "allow".into(), why: error.to_string() })?;
+    Ok(log
+        .lines()
+        .filter(|line| ALARM.is_match(line) && !allow.iter().any(|pattern| pattern.is_match(line)))
+        .map(str::to_owned)
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_oops_a_lock_inversion_and_a_hung_task_are_alarms() {
+        for line in [
+            "[    3.1] BUG: KASAN: slab-use-after-free in pcieipc",
+            "[    3.1] WARNING: possible circular locking dependency detected",
+            "[  240.0] INFO: task guest:77 blocked for more than 120 seconds.",
+            "[    3.1] Oops: 0000 [#1] SMP",
+            "[    3.1] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0x0",
+        ] {
+            assert_eq!(alarms(line, &[]).unwrap(), [line]);
+        }
+    }
+
+    #[test]
+    fn ordinary_messages_are_none_and_allowed_ones_neither() {
+        let log = "[    0.1] clocksource: Marking clocksource 'tsc' as unstable\n[    1.0] pcieipc: loading out-of-tree module\n\
+                   [    2.0] pcieport 0000:00:01.0: AER: Correctable error\n[    2.0] DMA-API: this one was provoked";
+        assert_eq!(alarms(log, &["this one was provoked".into()]).unwrap(), [""; 0]);
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The hardware of a virtual machine, and the QEMU arguments that make it.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::json;
+
+/// The hardware of a virtual machine. Endpoints are numbered from 0: first those behind switches, then those on root ports.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Machine {
+    /// Processors.
+    pub cpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// How many soft endpoints sit behind each switch, one switch an entry.
+    pub switches: Vec<u32>,
+    /// How many soft endpoints sit directly on root ports.
+    pub ports: u32,
+    /// Empty root ports for hot-plug, named `spare0`, `spare1`, …
+    pub spare_ports: u32,
+    /// Whether an Intel IOMMU translates.
+    pub iommu: bool,
+    /// Whether hot-plug is native PCIe hot-plug instead of ACPI's.
+    pub native_hotplug: bool,
+    /// Further `-device` arguments, such as `edu,id=edu0`.
+    pub devices: Vec<String>,
+    /// Further QEMU arguments.
+    pub qemu: Vec<String>,
+    /// Further arguments of the soft endpoints' server.
+    pub softdev: Vec<String>,
+    /// Further words of the kernel's command line.
+    pub append: String,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine {
+            cpus: 2,
+            memory_mib: 2048,
+            switches: Vec::new(),
+            ports: 0,
+            spare_ports: 0,
+            iommu: false,
+            native_hotplug: false,
+            devices: Vec::new(),
+            qemu: Vec::new(),
+            softdev: Vec::new(),
+            append: String::new(),
+        }
+    }
+}
+
+impl Machine {
+    /// How many soft endpoints it has.
+    #[must_use]
+    pub fn endpoints(&self) -> u32 {
+        self.switches.iter().sum::<u32>() + self.ports
+    }
+
+    /// The kernel's command line. Warnings and worse go to the console as they come; the whole log is fetched at the end.
+    #[must_use]
+    pub fn command_line(&self) -> String {
+        let mut line = String::from("console=ttyS0 panic=-1 loglevel=5 log_buf_len=4M");
+        if self.iommu {
+            line.push_str(" intel_iommu=on");
+        }
+        if !self.append.is_empty() {
+            line.push(' ');
+            line.push_str(&self.append);
+        }
+        line
+    }
+
+    /// QEMU's arguments for this hardware; `sockets` is the folder with the endpoints' sockets `ep0.sock`, `ep1.sock`, …
+    #[must_use]
+    pub fn qemu_arguments(&self, sockets: &Path) -> Vec<String> {
+        let mut arguments = Arguments::default();
+        // The endpoints' server maps the guest's memory, so it must be a shared file.
+        let split = if self.iommu { ",kernel-irqchip=split" } else { "" };
+        arguments.pair("-machine", format!("q35,memory-backend=mem{split}"));
+        arguments.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
+        arguments.pair("-m", format!("{}M", self.memory_mib));
+        arguments.pair("-smp", self.cpus.to_string());
+        if self.native_hotplug {
+            arguments.pair("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off");
+        }
+        if self.iommu {
+            arguments.device("intel-iommu,intremap=on,caching-mode=on,device-iotlb=on");
+        }
+        let mut ports = PortNumbers::default();
+        let mut endpoint = 0;
+        for (switch, &count) in self.switches.iter().enumerate() {
+            arguments.device(&format!("pcie-root-port,id=swrp{switch},bus=pcie.0,{}", ports.next()));
+            arguments.device(&format!("x3130-upstream,id=up{switch},bus=swrp{switch}"));
+            for _ in 0..count {
+                arguments.device(&format!("xio3130-downstream,id=port{endpoint},bus=up{switch},{}", ports.next()));
+                arguments.endpoint(endpoint, sockets);
+                endpoint += 1;
+            }
+        }
+        for _ in 0..self.ports {
+            // Without an explicit link a bare root port never reports an active link, and recovery from a fatal error fails.
+            arguments.device(&format!("pcie-root-port,id=port{endpoint},bus=pcie.0,{},x-speed=2_5,x-width=1", ports.next()));
+            arguments.endpoint(endpoint, sockets);
+            endpoint += 1;
+        }
+        for spare in 0..self.spare_ports {
+            arguments.device(&format!("pcie-root-port,id=spare{spare},bus=pcie.0,{},x-speed=2_5,x-width=1", ports.next()));
+        }
+        for device in &self.devices {
+            arguments.device(device);
+        }
+        arguments.0.extend(self.qemu.iter().cloned());
+        arguments.0
+    }
+}
+
+#[derive(Default)]
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn pair(&mut self, option: &str, value: impl Into<String>) {
+        self.0.push(option.to_owned());
+        self.0.push(value.into());
+    }
+
+    fn device(&mut self, device: &str) {
+        self.pair("-device", device);
+    }
+
+    fn endpoint(&mut self, number: u32, sockets: &Path) {
+        let socket = sockets.join(format!("ep{number}.sock"));
+        let device = json!({
+            "driver": "vfio-user-pci", "id": format!("ep{number}"), "bus": format!("port{number}"),
+            "socket": { "type": "unix", "path": socket },
+        });
+        self.pair("-device", device.to_string());
+    }
+}
+
+/// Slot numbers must differ between the ports of one chassis.
+#[derive(Default)]
+struct PortNumbers(u32);
+
+impl PortNumbers {
+    fn next(&mut self) -> String {
+        self.0 += 1;
+        format!("chassis={},slot={}", 1 + self.0 / 200, self.0 % 200)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_numbered_through_switches_and_ports() {
+        let machine = Machine { switches: vec![2, 1], ports: 2, ..Machine::default() };
+        let arguments = machine.qemu_arguments(Path::new("/s"));
+        for number in 0..5 {
+            assert!(arguments.iter().any(|argument| argument.contains(&format!("/s/ep{number}.sock"))));
+        }
+        assert!(!arguments.iter().any(|argument| argument.contains("ep5")));
+        assert!(arguments.iter().any(|argument| argument.starts_with("xio3130-downstream,id=port2,bus=up1")));
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Runs tests in virtual machines and says what they came to. Run it through `scripts/in-env`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rig::accelerator::Accelerator;
+use rig::kernel::Kernel;
+use rig::results::Outcome;
+use rig::spec::Spec;
+use rig::verdict::{Count, Verdict};
+use rig::vm::{self, Place};
+use rig::{Error, Result};
+
+/// Boots the stock kernel with soft endpoints, runs tests in it, and judges.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    work: Work,
+    /// The checkout
+    #[arg(long, global = true, default_value = ".")]
+    checkout: PathBuf,
+    /// Where cargo put the programs for the guest, relative to the checkout
+    #[arg(long, global = true, default_value = "target/cargo/release")]
+    programs: PathBuf,
+    /// Boot the kernel with all checks instead of the stock one
+    #[arg(long, global = true)]
+    debug_kernel: bool,
+    /// Multiply all time limits
+    #[arg(long, global = true, default_value_t = 1)]
+    patience: u32,
+    /// Print what the guest says as it comes
+    #[arg(long, short, global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Work {
+    /// Run tests: TOML files, or folders of them
+    Test {
+        #[arg(required = true)]
+        tests: Vec<PathBuf>,
+        /// Only tests whose name contains this
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Say whether machines run by KVM or by translation here
+    Accelerator,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match work(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("rig: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn work(arguments: &Arguments) -> Result<bool> {
+    let at_checkout = |source| Error::File { path: arguments.checkout.clone(), source };
+    let checkout = arguments.checkout.canonicalize().map_err(at_checkout)?;
+    let kernel = Kernel::find(&checkout, arguments.debug_kernel)?;
+    let accelerator = Accelerator::choose(&kernel)?;
+    match &arguments.work {
+        Work::Accelerator => {
+            println!("{}", accelerator.name());
+            Ok(true)
+        }
+        Work::Test { tests, only } => {
+            let programs = checkout.join(&arguments.programs);
+            let (patience, verbose) = (arguments.patience, arguments.verbose);
+            let place = Place { checkout, programs, kernel, accelerator, patience, verbose };
+            let specs = read(tests, only.as_deref())?;
+            Ok(run_all(&specs, &place))
+        }
+    }
+}
+
+fn read(tests: &[PathBuf], only: Option<&str>) -> Result<Vec<Spec>> {
+    let mut files = Vec::new();
+    for path in tests {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(path).map_err(|source| Error::File { path: path.clone(), source })?;
+            files.extend(entries.flatten().map(|entry| entry.path()).filter(|path| is_toml(path)));
+        } else {
+            files.push(path.clone());
+        }
+    }
+    files.sort();
+    let mut specs = files.iter().map(|path| Spec::read(path)).collect::<Result<Vec<_>>>()?;
+    specs.retain(|spec| only.is_none_or(|only| spec.name.contains(only)));
+    Ok(specs)
+}
+
+fn is_toml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "toml")
+}
+
+fn run_all(specs: &[Spec], place: &Place) -> bool {
+    let mut count = Count::default();
+    for spec in specs {
+        eprintln!("vm {} ...", spec.name);
+        match vm::run(spec, place) {
+            Ok(verdict) => {
+                count += verdict.count();
+                report(&verdict, place);
+            }
+            Err(error) => {
+                count += Count { failed: 1, ..Count::default() };
+                println!("vm {}: could not be run: {error}", spec.name);
+            }
+        }
+    }
+    println!("{count}");
+    count.failed == 0
+}
+
+fn report(verdict: &Verdict, place: &Place) {
+    let name = &verdict.name;
+    for (test, outcome) in &verdict.results.tests {
+        let outcome = match outcome {
+            Outcome::Passed => "ok",
+            Outcome::Failed => "FAILED",
+            Outcome::Skipped => "skipped",
+        };
+        println!("vm {name}: {test} ... {outcome}");
+    }
+    let complaints = verdict.complaints();
+    for complaint in &complaints {
+        println!("vm {name}: FAILED: {complaint}");
+    }
+    let took = verdict.took.as_secs_f64();
+    println!("vm {name}: {} in {took:.1} s ({})", verdict.count(), place.accelerator.name());
+    if verdict.count().failed > 0 {
+        println!("vm {name}: its logs are in {}", verdict.folder.display());
+    }
+}
