@@ -4,7 +4,7 @@
 use crate::{
     error::{Error, Rank},
     plan::{Collective, Plan},
-    reduce::{Kind, Op},
+    reduce::{Element, Kind, Op},
 };
 
 /// One call's arguments. Private to the executor, so that the pointers never outlive the borrow they were made from.
@@ -13,6 +13,10 @@ pub struct Arguments {
     pub collective: Collective,
     pub kind: Kind,
     pub op: Op,
+    /// What the plan's shape counts.
+    pub count: usize,
+    pub root: Rank,
+    pub peer: Rank,
     pub input: *const u8,
     pub input_count: usize,
     pub output: *mut u8,
@@ -20,26 +24,44 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// # Safety
-    /// `input` is readable for `input_count` elements of `kind` and `output` writable for `output_count`, exclusively, for as
-    /// long as the arguments are used. They are the same memory or do not overlap.
-    pub unsafe fn new(
-        collective: Collective,
-        kind: Kind,
-        op: Op,
-        input: *const u8,
-        input_count: usize,
-        output: *mut u8,
-        output_count: usize,
-    ) -> Self {
-        Self { collective, kind, op, input, input_count, output, output_count }
+    /// One buffer as input and output. The caller holds the borrow until the call has ended. `S` is `kind`'s type, or bytes.
+    pub fn in_place<S>(collective: Collective, kind: Kind, buffer: &mut [S]) -> Self {
+        let count = size_of_val(buffer) / kind.size();
+        let pointer = buffer.as_mut_ptr().cast::<u8>();
+        let (input, output) = (pointer.cast_const(), pointer);
+        Self { collective, kind, op: Op::Sum, count, root: 0, peer: 0, input, input_count: count, output, output_count: count }
+    }
+
+    /// Two buffers. The caller holds both borrows until the call has ended.
+    pub fn between<T: Element>(collective: Collective, count: usize, input: &[T], output: &mut [T]) -> Self {
+        Self {
+            collective,
+            kind: T::KIND,
+            op: Op::Sum,
+            count,
+            root: 0,
+            peer: 0,
+            input: input.as_ptr().cast(),
+            input_count: input.len(),
+            output: output.as_mut_ptr().cast(),
+            output_count: output.len(),
+        }
+    }
+
+    pub fn with_op(self, op: Op) -> Self {
+        Self { op, ..self }
+    }
+
+    pub fn with_ranks(self, root: Rank, peer: Rank) -> Self {
+        Self { root, peer, ..self }
     }
 
     /// The word that every record of the call carries: type, operation and collective in clear, so that a disagreement can be
     /// named, and a hash of everything else.
     pub fn word(&self, plan: &Plan) -> u32 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        for value in [plan.algorithm as usize, plan.ranks, plan.input, plan.output, plan.chunk] {
+        let shape = &plan.shape;
+        for value in [plan.algorithm as usize, shape.ranks, shape.count, shape.chunk, shape.root, shape.peer, plan.depth] {
             hash = (hash ^ value as u64).wrapping_mul(0x0000_0100_0000_01b3);
             hash ^= hash >> 29;
         }
@@ -60,7 +82,7 @@ pub fn mismatch(rank: Rank, peer: Rank, ours: u32, theirs: u32) -> Error {
     } else if field(ours, 4) != field(theirs, 4) {
         ("the operation", op(ours).into(), op(theirs).into())
     } else {
-        ("count, algorithm or chunk (compared by hash)", format!("{:05x}", ours & 0xf_ffff), format!("{:05x}", theirs & 0xf_ffff))
+        ("count, root or algorithm (compared by hash)", format!("{:05x}", ours & 0xf_ffff), format!("{:05x}", theirs & 0xf_ffff))
     };
     Error::Mismatch { rank, peer, what, ours, theirs }
 }

@@ -2,6 +2,8 @@
 //! Runs plans over any [`Links`].
 
 mod arguments;
+mod calls;
+mod choice;
 mod run;
 
 use std::{sync::Arc, time::Instant};
@@ -9,8 +11,8 @@ use std::{sync::Arc, time::Instant};
 use crate::{
     error::{Error, Rank, Result},
     link::Links,
-    plan::{self, Algorithm, Collective, Form, Plan, Shape},
-    reduce::{Element, Isa, Kind, Op},
+    plan::{self, Algorithm, Collective, Form, Plan, Shape, Tree},
+    reduce::{Isa, Kind},
 };
 
 use arguments::Arguments;
@@ -22,17 +24,20 @@ pub const MAX_RANKS: usize = 16;
 /// How collectives are run. All ranks of a group must hold the same; they compare it in every record.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Always this algorithm, instead of the default choice. Those that do not add in rank order give other bits.
+    /// This algorithm wherever the collective has it, instead of the default choice. Those that do not add in rank order
+    /// give other bits.
     pub algorithm: Option<Algorithm>,
     /// Payload of one record of a long message, in bytes; small enough that a chunk stays in the processor's cache.
     pub chunk: usize,
     /// Up to so many bytes, a message goes to every rank at once ([`Algorithm::OneShot`]).
     pub one_shot_up_to: usize,
+    /// Which ranks are near each other, for [`Algorithm::Hierarchical`]; all alike if there is none.
+    pub tree: Option<Tree>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { algorithm: None, chunk: 32 << 10, one_shot_up_to: 8 << 10 }
+        Self { algorithm: None, chunk: 32 << 10, one_shot_up_to: 8 << 10, tree: None }
     }
 }
 
@@ -43,6 +48,8 @@ struct Key {
     algorithm: Algorithm,
     kind: Kind,
     count: usize,
+    root: Rank,
+    peer: Rank,
 }
 
 /// One rank's end of the collectives of a group.
@@ -53,8 +60,11 @@ struct Key {
 pub struct Executor<L> {
     links: L,
     options: Options,
+    tree: Tree,
     isa: Isa,
     epoch: u32,
+    /// Messages sent to and received from each rank: those calls are not made by all ranks, so they count for themselves.
+    messages: [(u32, u32); MAX_RANKS],
     failed: bool,
     plans: Vec<(Key, Arc<Plan>)>,
     scratch: Vec<u64>,
@@ -64,7 +74,7 @@ impl<L: Links> Executor<L> {
     /// An executor over these links.
     ///
     /// # Errors
-    /// `Argument` for more than [`MAX_RANKS`] ranks, for none, or for links that can not carry a record.
+    /// `Argument` for more than [`MAX_RANKS`] ranks, for none, for links that can not carry a record, or a tree of other ranks.
     pub fn new(links: L, options: Options) -> Result<Self> {
         let (rank, ranks) = (links.rank(), links.ranks());
         if ranks == 0 || ranks > MAX_RANKS || rank >= ranks {
@@ -73,7 +83,13 @@ impl<L: Links> Executor<L> {
         if links.max_record() < 64 {
             return Err(Error::Argument(format!("records of {} bytes are too short", links.max_record())));
         }
-        Ok(Self { links, options, isa: Isa::detect(), epoch: 0, failed: false, plans: Vec::new(), scratch: Vec::new() })
+        let tree = options.tree.clone().unwrap_or_else(|| Tree::flat(ranks));
+        if !tree.covers(ranks) {
+            return Err(Error::Argument(format!("the tree {tree} does not hold each of {ranks} ranks once")));
+        }
+        let messages = [(0, 0); MAX_RANKS];
+        let (isa, plans, scratch) = (Isa::detect(), Vec::new(), Vec::new());
+        Ok(Self { links, options, tree, isa, epoch: 0, messages, failed: false, plans, scratch })
     }
 
     /// The links, for those who look after them.
@@ -96,60 +112,10 @@ impl<L: Links> Executor<L> {
         self.links.ranks()
     }
 
-    /// Combines the buffers of all ranks, element by element; every rank gets the result in place of its own.
-    ///
-    /// # Errors
-    /// `Timeout`, `PeerDied`, `EndpointRecovering`, `EndpointGone`, `Aborted` from the links; `Mismatch` when ranks disagree on
-    /// the call; `Corrupt` when a record is not what the plan says. The buffer may then be half overwritten.
-    pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: Op, deadline: Instant) -> Result<()> {
-        let (count, pointer) = (buffer.len(), buffer.as_mut_ptr().cast::<u8>());
-        // SAFETY: the slice is exclusively borrowed during the call, and every bit pattern is a T.
-        let arguments = unsafe { Arguments::new(Collective::AllReduce, T::KIND, op, pointer, count, pointer, count) };
-        self.call(arguments, deadline)
-    }
-
-    /// Like [`Self::all_reduce`], but leaves the input as it is, also on an error.
-    ///
-    /// # Errors
-    /// As for [`Self::all_reduce`]; `Argument` when the lengths differ.
-    pub fn all_reduce_into<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, deadline: Instant) -> Result<()> {
-        if input.len() != output.len() {
-            return Err(Error::Argument(format!(
-                "{} elements in, {} out: an all-reduce keeps the length",
-                input.len(),
-                output.len()
-            )));
-        }
-        let (from, to, count) = (input.as_ptr().cast(), output.as_mut_ptr().cast(), input.len());
-        // SAFETY: both slices are borrowed during the call, the output exclusively, and every bit pattern is a T.
-        let arguments = unsafe { Arguments::new(Collective::AllReduce, T::KIND, op, from, count, to, count) };
-        self.call(arguments, deadline)
-    }
-
-    /// Like [`Self::all_reduce`] for a buffer whose type is known only at run time; it need not be aligned.
-    ///
-    /// # Errors
-    /// As for [`Self::all_reduce`]; `Argument` when the length is not a multiple of the element's size.
-    pub fn all_reduce_bytes(&mut self, buffer: &mut [u8], kind: Kind, op: Op, deadline: Instant) -> Result<()> {
-        if buffer.len() % kind.size() != 0 {
-            return Err(Error::Argument(format!("{} bytes are not a whole number of {kind} elements", buffer.len())));
-        }
-        let (count, pointer) = (buffer.len() / kind.size(), buffer.as_mut_ptr());
-        // SAFETY: the slice is exclusively borrowed during the call; kernels do not need alignment.
-        let arguments = unsafe { Arguments::new(Collective::AllReduce, kind, op, pointer, count, pointer, count) };
-        self.call(arguments, deadline)
-    }
-
     fn call(&mut self, arguments: Arguments, deadline: Instant) -> Result<()> {
         if self.failed {
             return Err(Error::Argument("an earlier collective of this group failed; recover or shrink the group first".into()));
         }
-        let result = self.run(arguments, deadline);
-        self.failed = result.is_err();
-        result
-    }
-
-    fn run(&mut self, arguments: Arguments, deadline: Instant) -> Result<()> {
         let plan = self.plan(&arguments)?;
         if (plan.input, plan.output) != (arguments.input_count, arguments.output_count) {
             return Err(Error::Argument(format!(
@@ -157,20 +123,34 @@ impl<L: Links> Executor<L> {
                 plan.input, plan.output
             )));
         }
-        let mut run = Run::new(plan, arguments, self.epoch);
-        self.epoch = self.epoch.wrapping_add(1);
-        run.advance(&mut self.links, self.isa, &mut self.scratch, Some(deadline))?;
-        self.links.confirm()
+        let mut run = Run::new(plan, arguments, self.number(&arguments));
+        let result = run.advance(&mut self.links, self.isa, &mut self.scratch, Some(deadline));
+        let result = result.and_then(|_| self.links.confirm());
+        self.failed = result.is_err();
+        result
+    }
+
+    /// The number of this call, by which ranks see that they are in the same one.
+    fn number(&mut self, arguments: &Arguments) -> u32 {
+        let (from, to) = (arguments.root, arguments.peer);
+        let counter = if arguments.collective != Collective::SendReceive {
+            &mut self.epoch
+        } else if from == self.links.rank() {
+            &mut self.messages[to].0
+        } else {
+            &mut self.messages[from].1
+        };
+        let number = *counter;
+        *counter = number.wrapping_add(1);
+        number
     }
 
     fn plan(&mut self, arguments: &Arguments) -> Result<Arc<Plan>> {
-        let Arguments { collective, kind, input_count: count, .. } = *arguments;
-        let bytes = count * kind.size();
-        let default = if bytes <= self.options.one_shot_up_to { Algorithm::OneShot } else { Algorithm::TwoShot };
-        let algorithm = self.options.algorithm.unwrap_or(default);
-        let key = Key { collective, algorithm, kind, count };
-        if let Some((_, plan)) = self.plans.iter().find(|(k, _)| *k == key) {
-            return Ok(plan.clone());
+        let Arguments { collective, kind, count, root, peer, .. } = *arguments;
+        let algorithm = self.choose(collective, count * kind.size());
+        let key = Key { collective, algorithm, kind, count, root, peer };
+        if let Some(at) = self.plans.iter().rposition(|(k, _)| *k == key) {
+            return Ok(self.plans[at].1.clone());
         }
         let plan = Arc::new(self.make(key)?);
         // A training step uses a few dozen shapes again and again.
@@ -181,33 +161,41 @@ impl<L: Links> Executor<L> {
         Ok(plan)
     }
 
+    /// The plan for a call, with chunks so small that a link holds as many as the plan needs.
     fn make(&self, key: Key) -> Result<Plan> {
         // Partial results are the longest form, so a chunk of them must fit into a record too.
         let size = key.kind.size_as(Form::Partial);
-        let largest = self.links.max_record();
-        let mut bytes = self.options.chunk.clamp(64, largest) / 64 * 64;
+        let mut bytes = self.options.chunk.clamp(64, self.links.max_record()) / 64 * 64;
         loop {
-            let shape = Shape { ranks: self.ranks(), count: key.count, chunk: bytes / size, align: 64 / key.kind.size() };
-            let plan = match key.algorithm {
-                Algorithm::OneShot => plan::one_shot(shape, self.rank()),
-                Algorithm::TwoShot => plan::two_shot(shape, self.rank()),
-                Algorithm::Ring => plan::ring(shape, self.rank()),
-                other => return Err(Error::Argument(format!("no executor runs {other:?} yet"))),
+            let (ranks, align) = (self.ranks(), 64 / key.kind.size());
+            let shape = Shape { ranks, count: key.count, chunk: bytes / size, align, root: key.root, peer: key.peer };
+            let Some(plan) = plan::build(key.collective, key.algorithm, shape, self.rank(), &self.tree) else {
+                return Err(Error::Argument(format!("{} has no {} algorithm", key.collective, key.algorithm)));
             };
-            if plan.depth <= self.links.depth(bytes) {
+            let room = self.links.depth(bytes);
+            if plan.depth <= room {
+                self.prove(&plan)?;
                 return Ok(plan);
             }
             if bytes <= 64 {
                 return Err(Error::Argument(format!(
-                    "{:?} among {} ranks keeps {} records on a link and these links hold {}; make the rings larger",
-                    key.algorithm,
-                    self.ranks(),
-                    plan.depth,
-                    self.links.depth(bytes)
+                    "{} {} among {ranks} ranks keeps {} records on a link and these links hold {room}; make the rings larger",
+                    key.algorithm, key.collective, plan.depth
                 )));
             }
             bytes = (bytes / 2).next_multiple_of(64).max(64);
         }
+    }
+
+    /// Runs the checker on the plans of all ranks, for a count of a few windows: all further windows repeat the first ones.
+    fn prove(&self, plan: &Plan) -> Result<()> {
+        let whole = plan.shape.ranks * plan.shape.chunk;
+        let windows = plan.shape.count / whole;
+        let shape = Shape { count: plan.shape.count - windows.saturating_sub(3) * whole, ..plan.shape };
+        let build = |rank| plan::build(plan.collective, plan.algorithm, shape, rank, &self.tree);
+        let plans: Option<Vec<Plan>> = (0..shape.ranks).map(build).collect();
+        let proof = plan::check(&plans.unwrap_or_default());
+        proof.map(drop).map_err(|flaw| Error::Argument(format!("the plan for this call is wrong, please report it: {flaw}")))
     }
 }
 

@@ -76,7 +76,7 @@ impl Run {
 
     /// Bytes of `places` scratch places, each starting on a cache line.
     fn scratch_bytes(&self, places: usize) -> usize {
-        places * (self.plan.chunk * self.arguments.kind.size_as(Form::Partial)).next_multiple_of(64)
+        places * (self.plan.shape.chunk * self.arguments.kind.size_as(Form::Partial)).next_multiple_of(64)
     }
 
     #[expect(clippy::too_many_arguments)]
@@ -107,6 +107,7 @@ impl Run {
                     In { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
                 }
                 Source::Scratch(number) => In { ptr: place(number), form: Form::Partial },
+                Source::PeerInput { of, .. } | Source::PeerOutput { of, .. } => return Err(self.unregistered(of)),
                 Source::Link { from, form } => {
                     let (header, payload) = match deadline {
                         Some(deadline) => links.receive(from, deadline)?,
@@ -128,6 +129,7 @@ impl Run {
                     Out { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
                 }
                 Target::Scratch(number) => Out { ptr: place(number), form: Form::Partial },
+                Target::PeerOutput { of, .. } => return Err(self.unregistered(of)),
                 Target::Link { to, form } => {
                     let bytes = len * kind.size_as(form);
                     let mut room = match deadline {
@@ -141,12 +143,12 @@ impl Run {
                 }
             };
         }
-        let divisor = step.finish.then_some(self.plan.ranks);
+        let divisor = step.finish.then_some(self.plan.ranks());
         let (ins, outs) = (&ins[..step.sources.len()], &outs[..step.targets.len()]);
         if !(in_place(ins, outs)) {
             // SAFETY:
-            // - input and output are valid by the promise made to `Arguments::new`, and a step's span lies inside the buffer
-            //   (the plan's spans are those of shards of `count` elements);
+            // - input and output are borrowed by the caller of the collective for as long as this run lives, and a step's span lies
+            //   inside them: the plan was checked and its lengths are those of the buffers;
             // - scratch was sized for all lanes and places in `advance`;
             // - records stay where they are until released and reservations until committed (`Links`), and their lengths are
             //   checked: received ones above, reserved ones by the contract of `reserve`;
@@ -167,6 +169,10 @@ impl Run {
             }
         }
         Ok(true)
+    }
+
+    fn unregistered(&self, of: Rank) -> Error {
+        Error::Argument(format!("{} works on registered buffers only, and that of rank {of} is not", self.plan.algorithm))
     }
 
     /// Compares all that a record says about itself with what the plan expects.

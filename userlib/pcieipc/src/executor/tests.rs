@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 
 use super::*;
-use crate::loopback;
+use crate::{loopback, plan::Tree, reduce::Op};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
@@ -30,15 +30,23 @@ fn input(rank: usize, i: usize) -> f64 {
     (((rank * 7919 + i * 104_729) % 2003) as f64 - 1001.0) / 64.0
 }
 
-const ALGORITHMS: [Algorithm; 3] = [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Ring];
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::OneShot,
+    Algorithm::TwoShot,
+    Algorithm::Star,
+    Algorithm::Ring,
+    Algorithm::RecursiveDoubling,
+    Algorithm::Hierarchical,
+];
 
 #[test]
 fn every_group_size_and_count_sums_right_in_place() {
     for algorithm in ALGORITHMS {
-        for n in 1..=16 {
-            let options = Options { algorithm: Some(algorithm), chunk: 64, ..Options::default() };
+        for n in 1..=16usize {
+            let tree = Some(Tree::groups(&[n.div_ceil(2), n / 2]).to_string().replace("()", "").parse().unwrap());
+            let options = Options { algorithm: Some(algorithm), chunk: 64, tree, ..Options::default() };
             let counts = [0, 1, 2, 3, 15, 16, 17, 31, 64, 100, 257, 1000];
-            let results = ranks(n, 2 * n + 2, &options, |mut executor| {
+            let results = ranks(n, 8 * n + 10, &options, |mut executor| {
                 let rank = executor.rank();
                 counts.map(|count| {
                     let mut buffer: Vec<f32> = (0..count).map(|i| input(rank, i) as f32).collect();
@@ -62,7 +70,7 @@ fn sixteen_bit_floats_are_rounded_once_by_every_algorithm() {
     for algorithm in ALGORITHMS {
         for n in [2, 3, 5, 8] {
             let options = Options { algorithm: Some(algorithm), chunk: 128, ..Options::default() };
-            let results = ranks(n, 2 * n + 2, &options, |mut executor| {
+            let results = ranks(n, 8 * n + 10, &options, |mut executor| {
                 let rank = executor.rank();
                 let mut b: Vec<bf16> = (0..777).map(|i| bf16::from_f64(input(rank, i))).collect();
                 let mut h: Vec<f16> = (0..333).map(|i| f16::from_f64(input(rank, i))).collect();
@@ -156,4 +164,82 @@ fn an_absent_peer_is_a_timeout_and_the_group_says_no_until_it_recovers() {
         (Some(error), executor)
     });
     assert!(matches!(answers[0].0, Some(Error::Timeout { rank: 0, peer: 1, .. })));
+}
+
+#[test]
+fn all_other_collectives_move_what_they_promise() {
+    for algorithm in [None, Some(Algorithm::Ring), Some(Algorithm::TwoShot), Some(Algorithm::Star), Some(Algorithm::Hierarchical)]
+    {
+        for n in [1, 2, 3, 4, 7, 16] {
+            let options = Options { algorithm, chunk: 64, ..Options::default() };
+            ranks(n, 8 * n + 10, &options, |mut ex| {
+                let rank = ex.rank();
+                for count in [0, 1, 5, 100] {
+                    let value = |r: usize, i: usize| (r * 1000 + i) as i32;
+                    let total = |i: usize| (0..n).map(|r| value(r, i)).sum::<i32>();
+                    let blocks: Vec<i32> = (0..n * count).map(|i| value(rank, i)).collect();
+                    let mut one = vec![-1; count];
+                    let mut all = vec![-1; n * count];
+
+                    ex.reduce_scatter(&blocks, &mut one, Op::Sum, soon()).unwrap();
+                    assert_eq!(one, (0..count).map(|i| total(rank * count + i)).collect::<Vec<_>>());
+
+                    ex.all_gather(&blocks[..count], &mut all, soon()).unwrap();
+                    assert_eq!(all, (0..n).flat_map(|r| (0..count).map(move |i| value(r, i))).collect::<Vec<_>>());
+
+                    ex.all_to_all(&blocks, &mut all, soon()).unwrap();
+                    assert_eq!(all, (0..n).flat_map(|r| (0..count).map(move |i| value(r, rank * count + i))).collect::<Vec<_>>());
+
+                    let root = count % n;
+                    let mut out = vec![-1; if rank == root { count } else { 0 }];
+                    ex.reduce(&blocks[..count], &mut out, Op::Sum, root, soon()).unwrap();
+                    assert!(out.iter().enumerate().all(|(i, &x)| x == total(i)));
+
+                    let mut buffer = blocks[..count].to_vec();
+                    ex.broadcast(&mut buffer, root, soon()).unwrap();
+                    assert_eq!(buffer, (0..count).map(|i| value(root, i)).collect::<Vec<_>>());
+
+                    if n > 1 && rank == n - 1 {
+                        ex.send(&blocks[..count], 0, soon()).unwrap();
+                    } else if n > 1 && rank == 0 {
+                        ex.receive(&mut one, n - 1, soon()).unwrap();
+                        assert_eq!(one, (0..count).map(|i| value(n - 1, i)).collect::<Vec<_>>());
+                    }
+                    ex.barrier(soon()).unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_barrier_holds_everybody_until_the_last_has_come() {
+    let late = std::sync::atomic::AtomicBool::new(false);
+    ranks(4, 4, &Options::default(), |mut ex| {
+        if ex.rank() == 3 {
+            std::thread::sleep(Duration::from_millis(50));
+            late.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+        ex.barrier(soon()).unwrap();
+        assert!(late.load(std::sync::atomic::Ordering::SeqCst));
+    });
+}
+
+#[test]
+fn wrong_lengths_and_ranks_are_refused_before_anything_is_sent() {
+    ranks(2, 4, &Options::default(), |mut ex| {
+        assert!(ex.all_reduce_into(&[1.0f32], &mut [0.0; 2], Op::Sum, soon()).is_err());
+        assert!(ex.all_reduce_bytes(&mut [0; 7], Kind::F16, Op::Sum, soon()).is_err());
+        assert!(ex.reduce_scatter(&[1u8; 3], &mut [0; 2], Op::Sum, soon()).is_err());
+        assert!(ex.all_gather(&[1u8; 3], &mut [0; 2], soon()).is_err());
+        assert!(ex.all_to_all(&[1u8; 3], &mut [0; 3], soon()).is_err());
+        assert!(ex.broadcast(&mut [1u8], 2, soon()).is_err());
+        let me = ex.rank();
+        assert!(ex.send(&[1u8], me, soon()).is_err() && ex.receive(&mut [1u8], 9, soon()).is_err());
+        // The group is as good as new.
+        let mut buffer = [1u32; 3];
+        ex.all_reduce(&mut buffer, Op::Max, soon()).unwrap();
+        ex.all_reduce_many(&mut [&mut buffer[..1], &mut [], &mut []], Op::Sum, soon()).unwrap();
+        assert_eq!(buffer, [2, 1, 1]);
+    });
 }

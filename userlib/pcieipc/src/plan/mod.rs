@@ -5,7 +5,7 @@
 //! phases. The buffers are cut into shards and the shards into chunks of one record each; *window* `w` is chunk `w` of every
 //! shard. All steps of a phase run for window `w`, and the phases are skewed: at tick `t` a rank runs its last phase on
 //! window `t - P + 1`, ..., its first phase on window `t`. So while one chunk is being answered, the next ones travel, and
-//! the order of all steps is fixed, which is what lets a checker prove that the program ends.
+//! the order of all steps is fixed, which is what lets [`check`] prove that the program ends.
 //!
 //! One kind of step expresses everything. A step takes the chunk from all its sources, combines them in the order in which
 //! they are listed, and stores the result to all its targets:
@@ -21,10 +21,21 @@
 //! | link | nothing | wait |
 
 mod all_reduce;
+mod blocks;
+mod check;
+mod direct;
+mod doubling;
+mod hierarchical;
+mod ring;
+mod rooted;
 mod shape;
+mod step;
+mod tree;
 
-pub use all_reduce::{one_shot, ring, two_shot};
+pub use check::{Flaw, Proof, check};
 pub use shape::{Shape, shard_range};
+pub use step::{Form, Source, Step, Target};
+pub use tree::Tree;
 
 use crate::error::Rank;
 
@@ -44,10 +55,56 @@ pub enum Collective {
     Broadcast = 5,
     /// Rank `r` gets block `r` of every rank, in rank order.
     AllToAll = 6,
-    /// One rank sends, another receives.
+    /// One rank sends, another receives; the others take no part.
     SendReceive = 7,
     /// Nobody leaves before all have come.
     Barrier = 8,
+}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::AllReduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllToAll,
+        Self::SendReceive,
+        Self::Barrier,
+    ];
+
+    /// Whether it does arithmetic.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// The name that users read and write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllGather => "all-gather",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "all-to-all",
+            Self::SendReceive => "send-receive",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl std::fmt::Display for Collective {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Collective {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|c| c.name() == s).ok_or_else(|| format!("no collective is called {s}"))
+    }
 }
 
 /// How a collective is computed.
@@ -66,71 +123,45 @@ pub enum Algorithm {
     RecursiveDoubling = 5,
     /// Reduce inside each part of a tree, across the parts, and back down.
     Hierarchical = 6,
+    /// As [`Algorithm::TwoShot`], but straight from and to the peers' registered buffers; records only signal.
+    Direct = 7,
 }
 
 impl Algorithm {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::OneShot, Self::TwoShot, Self::Star, Self::Ring, Self::RecursiveDoubling, Self::Hierarchical, Self::Direct];
+
     /// Whether every element is combined in rank order, which makes its bits independent of the algorithm.
     pub fn adds_in_rank_order(self) -> bool {
-        matches!(self, Self::OneShot | Self::TwoShot | Self::Star)
+        matches!(self, Self::OneShot | Self::TwoShot | Self::Star | Self::Direct)
+    }
+
+    /// The name that users read and write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "one-shot",
+            Self::TwoShot => "two-shot",
+            Self::Star => "star",
+            Self::Ring => "ring",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::Hierarchical => "hierarchical",
+            Self::Direct => "direct",
+        }
     }
 }
 
-/// How elements lie in a record or in scratch memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
-    /// As in the user's buffers.
-    Element,
-    /// As a partial result: 16-bit floats as f32, everything else as it is.
-    Partial,
+impl std::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
-/// Where a step takes a chunk from. Offsets are those of the shard's first element, in elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Source {
-    /// This rank's input buffer.
-    Input(usize),
-    /// This rank's output buffer.
-    Output(usize),
-    /// This rank's partial results of the window, numbered.
-    Scratch(usize),
-    /// The next record from a peer.
-    Link {
-        /// Who sent it.
-        from: Rank,
-        /// How the elements lie in it.
-        form: Form,
-    },
-}
-
-/// Where a step stores a chunk to. Offsets are those of the shard's first element, in elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Target {
-    /// This rank's output buffer.
-    Output(usize),
-    /// This rank's partial results of the window, numbered.
-    Scratch(usize),
-    /// A record to a peer.
-    Link {
-        /// To whom.
-        to: Rank,
-        /// How the elements lie in it.
-        form: Form,
-    },
-}
-
-/// Combine all sources in the order listed, store to all targets.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Step {
-    /// The number that the records of this step carry, so that the reader can tell a shard from another.
-    pub shard: u16,
-    /// Length of the shard in elements. A step of length 0 carries no data and runs once: a signal or a wait.
-    pub len: usize,
-    /// From where.
-    pub sources: Vec<Source>,
-    /// To where.
-    pub targets: Vec<Target>,
-    /// Whether the result is final: an average is divided here.
-    pub finish: bool,
+impl std::str::FromStr for Algorithm {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| format!("no algorithm is called {s}"))
+    }
 }
 
 /// Everything that one rank does in one collective.
@@ -140,29 +171,75 @@ pub struct Plan {
     pub collective: Collective,
     /// How.
     pub algorithm: Algorithm,
+    /// For which arguments; the same on all ranks.
+    pub shape: Shape,
     /// By whom.
     pub rank: Rank,
-    /// With how many.
-    pub ranks: usize,
-    /// Elements of the input buffer.
+    /// Elements of this rank's input buffer.
     pub input: usize,
-    /// Elements of the output buffer.
+    /// Elements of this rank's output buffer.
     pub output: usize,
-    /// Elements of one record.
-    pub chunk: usize,
-    /// How many numbered scratch places a window has.
+    /// How many numbered scratch places a window has on this rank.
     pub scratch: usize,
-    /// How many records a link must hold, so that nobody waits in a cycle.
+    /// How many records a link must hold, so that nobody waits in a cycle; the same on all ranks.
     pub depth: usize,
-    /// The steps, phase by phase; a phase may be empty for a rank.
+    /// The steps, phase by phase; a phase may be empty for a rank, but all ranks have as many phases.
     pub phases: Vec<Vec<Step>>,
 }
 
+/// The plan of `rank`, or `None` where the collective has no such algorithm. `tree` is looked at by
+/// [`Algorithm::Hierarchical`] only.
+///
+/// ```
+/// use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+///
+/// let shape = Shape::new(4, 1000, 64);
+/// let plans: Vec<_> = (0..4)
+///     .map(|rank| plan::build(Collective::AllReduce, Algorithm::TwoShot, shape, rank, &Tree::flat(4)).unwrap())
+///     .collect();
+/// let proof = plan::check(&plans).unwrap();
+/// assert!(proof.rank_order);
+/// ```
+pub fn build(collective: Collective, algorithm: Algorithm, shape: Shape, rank: Rank, tree: &Tree) -> Option<Plan> {
+    use {Algorithm as A, Collective as C};
+    let plan = match (collective, algorithm) {
+        (C::AllReduce, A::OneShot) => all_reduce::one_shot(shape, rank),
+        (C::AllReduce, A::TwoShot) => all_reduce::two_shot(shape, rank),
+        (C::AllReduce, A::Star) => all_reduce::star(shape, rank),
+        (C::AllReduce, A::Ring) => ring::all_reduce(shape, rank),
+        (C::AllReduce, A::RecursiveDoubling) => doubling::all_reduce(shape, rank),
+        (C::AllReduce, A::Hierarchical) => hierarchical::all_reduce(shape, rank, tree),
+        (C::AllReduce, A::Direct) => direct::all_reduce(shape, rank),
+        (C::ReduceScatter, A::TwoShot) => blocks::reduce_scatter(shape, rank),
+        (C::ReduceScatter, A::Ring) => ring::reduce_scatter(shape, rank),
+        (C::AllGather, A::TwoShot) => blocks::all_gather(shape, rank),
+        (C::AllGather, A::Ring) => ring::all_gather(shape, rank),
+        (C::AllToAll, A::TwoShot) => blocks::all_to_all(shape, rank),
+        (C::Reduce, A::Star) => rooted::reduce_star(shape, rank),
+        (C::Reduce, A::TwoShot) => rooted::reduce_two_shot(shape, rank),
+        (C::Reduce, A::Hierarchical) => hierarchical::reduce(shape, rank, tree),
+        (C::Broadcast, A::Star) => rooted::broadcast_star(shape, rank),
+        (C::Broadcast, A::TwoShot) => rooted::broadcast_two_shot(shape, rank),
+        (C::Broadcast, A::Ring) => ring::broadcast(shape, rank),
+        (C::Broadcast, A::Hierarchical) => hierarchical::broadcast(shape, rank, tree),
+        (C::SendReceive, A::OneShot) => rooted::send_receive(shape, rank),
+        (C::Barrier, A::OneShot) => Plan::meet(Collective::Barrier, Algorithm::OneShot, shape, rank),
+        (C::Barrier, A::RecursiveDoubling) => doubling::barrier(shape, rank),
+        _ => return None,
+    };
+    Some(plan)
+}
+
 impl Plan {
+    /// How many ranks take part.
+    pub fn ranks(&self) -> usize {
+        self.shape.ranks
+    }
+
     /// How many windows the longest shard is cut into; at least 1.
     pub fn windows(&self) -> usize {
         let longest = self.phases.iter().flatten().map(|s| s.len).max().unwrap_or(0);
-        longest.div_ceil(self.chunk).max(1)
+        longest.div_ceil(self.shape.chunk).max(1)
     }
 
     /// How many ticks the whole program takes.
@@ -170,18 +247,18 @@ impl Plan {
         self.windows() + self.phases.len().saturating_sub(1)
     }
 
-    /// The steps in the order in which the rank runs them, each with its window.
-    pub fn program(&self) -> impl Iterator<Item = (usize, &Step)> {
+    /// The steps in the order in which the rank runs them, each with its window and the part of the shard that it moves
+    /// (offset from the shard's start, length).
+    pub fn program(&self) -> impl Iterator<Item = Move<'_>> {
         let (windows, phases) = (self.windows(), self.phases.len());
         (0..self.ticks())
-            .flat_map(move |tick| {
-                (0..phases).rev().filter_map(move |p| {
-                    let window = tick.checked_sub(p)?;
-                    (window < windows).then_some((window, p))
-                })
+            .flat_map(move |tick| (0..phases).rev().filter_map(move |phase| Some((tick.checked_sub(phase)?, phase))))
+            .filter(move |(window, _)| *window < windows)
+            .flat_map(move |(window, phase)| self.phases[phase].iter().map(move |step| (window, phase, step)))
+            .filter_map(move |(window, phase, step)| {
+                let (offset, len) = self.span(step, window)?;
+                Some(Move { window, phase, step, offset, len })
             })
-            .flat_map(move |(window, p)| self.phases[p].iter().map(move |s| (window, s)))
-            .filter(move |(window, s)| self.span(s, *window).is_some())
     }
 
     /// The part of the step's shard in a window: offset from the shard's start and length, or nothing when the step does
@@ -190,19 +267,43 @@ impl Plan {
         if step.len == 0 {
             return (window == 0).then_some((0, 0));
         }
-        let start = window * self.chunk;
-        (start < step.len).then(|| (start, self.chunk.min(step.len - start)))
+        let start = window * self.shape.chunk;
+        (start < step.len).then(|| (start, self.shape.chunk.min(step.len - start)))
+    }
+
+    /// A plan whose buffers hold `shape.count` elements on this rank.
+    pub(crate) fn new(
+        collective: Collective,
+        algorithm: Algorithm,
+        shape: Shape,
+        rank: Rank,
+        depth: usize,
+        phases: Vec<Vec<Step>>,
+    ) -> Self {
+        Self { collective, algorithm, shape, rank, input: shape.count, output: shape.count, scratch: 0, depth, phases }
+    }
+
+    /// Nothing to move, but all ranks still compare their arguments and wait for each other.
+    pub(crate) fn meet(collective: Collective, algorithm: Algorithm, shape: Shape, rank: Rank) -> Self {
+        let phases = vec![shape.peers(rank).map(Step::signal).collect(), shape.peers(rank).map(Step::wait).collect()];
+        Self::new(collective, algorithm, Shape { count: 0, ..shape }, rank, 1, phases)
     }
 }
 
-impl Step {
-    /// A step without data: nothing is stored before the peer has come this far.
-    pub(crate) fn signal(to: Rank) -> Self {
-        Self { shard: 0, len: 0, sources: vec![], targets: vec![Target::Link { to, form: Form::Element }], finish: false }
-    }
-
-    /// Waits for a signal.
-    pub(crate) fn wait(from: Rank) -> Self {
-        Self { shard: 0, len: 0, sources: vec![Source::Link { from, form: Form::Element }], targets: vec![], finish: false }
-    }
+/// A step in a window, as [`Plan::program`] lists it.
+#[derive(Debug, Clone, Copy)]
+pub struct Move<'a> {
+    /// Which chunk of every shard.
+    pub window: usize,
+    /// The step's phase.
+    pub phase: usize,
+    /// The step.
+    pub step: &'a Step,
+    /// Elements from the shard's start.
+    pub offset: usize,
+    /// Elements moved.
+    pub len: usize,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A checker that finds nothing wrong with anything would pass all tests of right plans; these are wrong ones.
+
+use super::*;
+use crate::plan::{Algorithm, Shape, Tree, build};
+
+fn plans(algorithm: Algorithm, n: usize, count: usize, chunk: usize) -> Vec<Plan> {
+    let tree = Tree::groups(&[n - 1, 1]);
+    (0..n).map(|r| build(Collective::AllReduce, algorithm, Shape::new(n, count, chunk), r, &tree).unwrap()).collect()
+}
+
+/// Every single change of a kind that changes the meaning is found, wherever it is made.
+fn every_change_is_found(change: impl Fn(&mut Step) -> bool) {
+    for algorithm in Algorithm::ALL {
+        let good = plans(algorithm, 4, 61, 4);
+        let mut changed = 0;
+        for rank in 0..4 {
+            for phase in 0..good[rank].phases.len() {
+                for step in 0..good[rank].phases[phase].len() {
+                    let mut bad = good.clone();
+                    if change(&mut bad[rank].phases[phase][step]) {
+                        changed += 1;
+                        assert!(check(&bad).is_err(), "{algorithm}, rank {rank}, phase {phase}, step {step}");
+                    }
+                }
+            }
+        }
+        assert!(changed > 0 || algorithm == Algorithm::Direct, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_missing_source_is_found() {
+    every_change_is_found(|step| step.sources.pop().is_some());
+}
+
+#[test]
+fn a_missing_target_is_found() {
+    every_change_is_found(|step| step.targets.pop().is_some());
+}
+
+#[test]
+fn a_source_taken_twice_is_found() {
+    every_change_is_found(|step| match step.sources.first().copied() {
+        Some(source) if step.len > 0 => {
+            step.sources.push(source);
+            true
+        }
+        _ => false,
+    });
+}
+
+#[test]
+fn a_shorter_shard_is_found() {
+    every_change_is_found(|step| {
+        step.len = step.len.saturating_sub(1);
+        step.len > 0
+    });
+}
+
+#[test]
+fn a_wrong_offset_is_found() {
+    every_change_is_found(|step| {
+        match step.sources.iter_mut().find_map(|s| if let Source::Input(at) = s { Some(at) } else { None }) {
+            Some(at) => {
+                *at = if *at == 0 { 1 } else { *at - 1 };
+                step.len > 0
+            }
+            None => false,
+        }
+    });
+}
+
+#[test]
+fn a_forgotten_or_doubled_finish_is_found() {
+    every_change_is_found(|step| {
+        step.finish = !step.finish;
+        step.len > 0
+    });
+}
+
+#[test]
+fn a_wrong_form_is_found() {
+    every_change_is_found(|step| {
+        step.targets.iter_mut().any(|t| match t {
+            Target::Link { form, .. } if step.len > 0 => {
+                *form = if *form == Form::Element { Form::Partial } else { Form::Element };
+                true
+            }
+            _ => false,
+        })
+    });
+}
+
+#[test]
+fn records_out_of_order_are_found() {
+    let mut bad = plans(Algorithm::TwoShot, 3, 30, 4);
+    // Rank 0 first answers with its shard and only then sends its part of rank 1's.
+    let phase = bad[0].phases.remove(1);
+    bad[0].phases.insert(0, phase);
+    assert!(matches!(check(&bad), Err(Flaw::Record { .. } | Flaw::Cycle(_))));
+}
+
+#[test]
+fn a_cycle_is_found_and_named() {
+    let mut bad = plans(Algorithm::TwoShot, 2, 30, 4);
+    for plan in &mut bad {
+        plan.phases.swap(0, 1);
+    }
+    let flaw = check(&bad).unwrap_err();
+    assert!(
+        matches!(&flaw, Flaw::Cycle(text) if text.contains("rank 0") && text.contains("waits for a record of rank 1")),
+        "{flaw}"
+    );
+}
+
+#[test]
+fn too_little_room_on_links_is_found() {
+    let mut bad = plans(Algorithm::Ring, 6, 600, 4);
+    bad.iter_mut().for_each(|p| p.depth = 1);
+    assert!(matches!(check(&bad), Err(Flaw::Cycle(_))));
+}
+
+#[test]
+fn registered_buffers_without_a_signal_before_or_after_are_a_race() {
+    for phase in [0, 3] {
+        let mut bad = plans(Algorithm::Direct, 3, 30, 4);
+        for plan in &mut bad {
+            plan.phases[phase].clear();
+            plan.phases[phase + 1].clear();
+        }
+        assert!(matches!(check(&bad), Err(Flaw::Race(_))), "without phase {phase}");
+    }
+}
+
+#[test]
+fn one_missing_signal_pair_is_a_race() {
+    for (signals, waits) in [(0, 1), (3, 4)] {
+        let mut bad = plans(Algorithm::Direct, 3, 30, 4);
+        bad[1].phases[signals].retain(|s| s.targets != [Target::element(2)]);
+        bad[2].phases[waits].retain(|s| s.sources != [Source::element(1)]);
+        assert!(matches!(check(&bad), Err(Flaw::Race(_))), "{signals}");
+    }
+}
+
+#[test]
+fn an_input_read_after_its_result_was_stored_is_found_in_place_only() {
+    let mut bad = plans(Algorithm::OneShot, 2, 8, 8);
+    // Rank 0 stores the result and only then sends its input.
+    let send = bad[0].phases[0].remove(0);
+    let fold = bad[0].phases[1].remove(0);
+    bad[0].phases = vec![vec![], vec![fold, send]];
+    let flaw = check(&bad).unwrap_err();
+    assert!(!matches!(flaw, Flaw::Cycle(_)), "{flaw}");
+}
+
+#[test]
+fn plans_of_different_calls_or_ranks_are_refused() {
+    let mut bad = plans(Algorithm::OneShot, 3, 8, 8);
+    bad.swap(0, 1);
+    assert!(matches!(check(&bad), Err(Flaw::Unrelated(_))));
+    bad.swap(0, 1);
+    bad[2].shape.count = 9;
+    assert!(matches!(check(&bad), Err(Flaw::Unrelated(_))));
+    assert!(matches!(check(&[]), Err(Flaw::Unrelated(_))));
+    let mut bad = plans(Algorithm::OneShot, 3, 8, 8);
+    bad[1].phases[1][0].targets = vec![Target::Output(5)];
+    assert!(matches!(check(&bad), Err(Flaw::Place { rank: 1, .. })));
+}

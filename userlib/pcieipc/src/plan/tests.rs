@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use super::*;
+
+fn all_pairs() -> impl Iterator<Item = (Collective, Algorithm)> {
+    Collective::ALL.into_iter().flat_map(|c| Algorithm::ALL.into_iter().map(move |a| (c, a)))
+}
+
+fn plans(collective: Collective, algorithm: Algorithm, shape: Shape, tree: &Tree) -> Option<Vec<Plan>> {
+    (0..shape.ranks).map(|rank| build(collective, algorithm, shape, rank, tree)).collect()
+}
+
+fn trees(n: usize) -> Vec<Tree> {
+    let mut trees = vec![Tree::flat(n)];
+    if n >= 3 {
+        trees.push(Tree::groups(&[n - 1, 1]));
+        trees.push(Tree::groups(&[1, n / 2, n - 1 - n / 2]));
+    }
+    if n >= 4 {
+        let quarter = n / 4;
+        let left = Tree::groups(&[quarter, n / 2 - quarter]).to_string();
+        let right: Vec<String> = (n / 2..n).map(|r| r.to_string()).collect();
+        trees.push(format!("({left} ({}))", right.join(" ")).parse().unwrap());
+        // As deep as it gets: each rank hangs below the one before.
+        let deep = (0..n - 1).rev().fold((n - 1).to_string(), |inner, r| format!("({r} {inner})"));
+        trees.push(deep.parse().unwrap());
+    }
+    trees
+}
+
+#[test]
+fn every_algorithm_is_right_for_every_group_size_and_count() {
+    let mut checked = 0;
+    for (collective, algorithm) in all_pairs() {
+        for n in 1..=16 {
+            let trees = if algorithm == Algorithm::Hierarchical { trees(n) } else { vec![Tree::flat(n)] };
+            for tree in &trees {
+                for (chunk, align) in [(4, 1), (16, 4)] {
+                    for count in [0, 1, 2, 3, n - 1, n, n + 1, 2 * n + 1, 37, 4 * n * 4, 16 * n * 5 + 7] {
+                        let (root, peer) = (count % n, (count / 2) % n);
+                        let shape = Shape { ranks: n, count, chunk, align, root, peer };
+                        let Some(plans) = plans(collective, algorithm, shape, tree) else { continue };
+                        let proof =
+                            check(&plans).unwrap_or_else(|flaw| panic!("{collective} {algorithm} {shape:?} {tree}: {flaw}"));
+                        assert!(proof.depth <= plans[0].depth);
+                        assert!(proof.rank_order || !algorithm.adds_in_rank_order(), "{collective} {algorithm} {shape:?}");
+                        checked += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(checked > 8000, "only {checked} groups of plans were checked");
+}
+
+#[test]
+fn any_two_calls_in_a_row_are_right() {
+    // Two calls as one program: a rank may be in the second while another is in the first.
+    let calls: Vec<(Collective, Algorithm)> =
+        all_pairs().filter(|&(c, _)| c == Collective::AllReduce || c == Collective::Barrier).collect();
+    for n in [2, 3, 5] {
+        let tree = Tree::groups(&[n - 1, 1]);
+        for &(first, a) in &calls {
+            for &(second, b) in &calls {
+                let shape = Shape::new(n, 6 * n, 2);
+                let (Some(one), Some(two)) = (plans(first, a, shape, &tree), plans(second, b, shape, &tree)) else { continue };
+                let proof = check::check_in_a_row(&[one, two]);
+                assert!(proof.is_ok(), "{first} {a} then {second} {b}, {n} ranks: {proof:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_shot_and_ring_carry_the_least_and_spread_it_evenly() {
+    for n in 2..=16 {
+        let count = n * n * 8;
+        let carried = |algorithm| {
+            let plans = plans(Collective::AllReduce, algorithm, Shape::new(n, count, 8), &Tree::flat(n)).unwrap();
+            check(&plans).unwrap().carried
+        };
+        for algorithm in [Algorithm::TwoShot, Algorithm::Ring, Algorithm::Hierarchical] {
+            let carried = carried(algorithm);
+            for rank in 0..n {
+                let sent: usize = carried[rank * n..(rank + 1) * n].iter().sum();
+                assert_eq!(sent, 2 * (n - 1) * count / n, "{algorithm} rank {rank} of {n}");
+            }
+        }
+        assert!(carried(Algorithm::Direct).iter().all(|&c| c == 0));
+    }
+}
+
+#[test]
+fn hierarchical_crosses_each_boundary_once_up_and_once_down() {
+    let tree = Tree::groups(&[4, 4]);
+    let plans = plans(Collective::AllReduce, Algorithm::Hierarchical, Shape::new(8, 800, 10), &tree).unwrap();
+    let carried = check(&plans).unwrap().carried;
+    let across: usize =
+        (0..4).flat_map(|a| (4..8).map(move |b| (a, b))).map(|(a, b)| carried[a * 8 + b] + carried[b * 8 + a]).sum();
+    // Half of the shards are combined on each side: their partial sums come over, their results go back.
+    assert_eq!(across, 2 * 800);
+}
+
+#[test]
+fn windows_cover_the_longest_shard_and_every_step_keeps_its_order() {
+    let plan = build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(2, 100, 16), 0, &Tree::flat(2)).unwrap();
+    assert_eq!((plan.windows(), plan.ticks()), (4, 6));
+    let moved: usize = plan.program().filter(|m| m.phase == 0).map(|m| m.len).sum();
+    assert_eq!(moved, 50);
+    let order: Vec<(usize, usize)> = plan.program().map(|m| (m.window, m.phase)).take(4).collect();
+    assert_eq!(order, [(0, 0), (0, 1), (1, 0), (0, 2)]);
+}
