@@ -475,7 +475,7 @@ impl Endpoint {
                 }
                 registers.control = value & reg::CONTROL_ENGINE;
                 if registers.control == 0 {
-                    self.engine.stop();
+                    self.engine.halt();
                 }
             }
             reg::DMA_LEN => registers.bytes = value,
@@ -502,5 +502,37 @@ impl Endpoint {
                 _ => {}
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use super::*;
+
+    /// `take` must wait for a chunk that is being moved, which is what the bus held for reading means.
+    fn waits_for_the_chunk(take: fn(&Endpoint)) {
+        let options = Options { serial_base: 1, arbitrary_dma: false };
+        let endpoint = endpoints(1, options).unwrap().remove(0);
+        endpoint.config_write(4, &6u16.to_le_bytes());
+        let chunk = endpoint.bus.read().unwrap();
+        thread::scope(|scope| {
+            let taking = scope.spawn(|| take(&endpoint));
+            thread::sleep(Duration::from_millis(50));
+            assert!(!taking.is_finished());
+            drop(chunk);
+            taking.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn taking_memory_slots_mastering_or_power_away_waits_for_the_chunk_that_is_moved() {
+        waits_for_the_chunk(|endpoint| endpoint.unmap(0, 4096));
+        waits_for_the_chunk(Endpoint::unmap_all);
+        waits_for_the_chunk(|endpoint| endpoint.bar_write(0, reg::RING_TABLE + 16, &0u32.to_le_bytes()));
+        waits_for_the_chunk(|endpoint| endpoint.config_write(4, &2u16.to_le_bytes()));
+        waits_for_the_chunk(Endpoint::function_reset);
+        waits_for_the_chunk(Endpoint::die);
     }
 }

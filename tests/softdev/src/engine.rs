@@ -127,15 +127,22 @@ impl Engine {
         self.changed.notify_all();
     }
 
-    /// Ends a running copy, waits for that (a chunk at most), and forgets its result.
+    /// Ends a running copy and waits for that, a chunk at most.
+    pub fn halt(&self) {
+        self.stop();
+        drop(self.idle());
+    }
+
+    /// As [`Engine::halt`], and forgets the result.
     pub fn reset(&self) {
         self.stop();
-        let mut shared = self.lock();
-        while shared.busy {
-            shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut shared = self.idle();
         shared.result = RESULT_NONE;
         shared.error = 0;
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Shared> {
+        self.changed.wait_while(self.lock(), |shared| shared.busy).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the thread end.
