@@ -116,7 +116,8 @@ impl Endpoints {
         let log_file = File::create(log).map_err(at(log))?;
         let mut command = Command::new(program);
         command.arg("--dir").arg(sockets).arg("--endpoints").arg(count.to_string()).args(arguments);
-        command.stdin(Stdio::null()).stdout(log_file.try_clone().map_err(at(log))?).stderr(log_file);
+        // Its end of standard input is how it learns that we are gone.
+        command.stdin(Stdio::piped()).stdout(log_file.try_clone().map_err(at(log))?).stderr(log_file);
         let mut server = Process::start("softdev", command)?;
         let limit = Duration::from_secs(10);
         let deadline = Instant::now() + limit;
