@@ -3,11 +3,14 @@
 
 pub mod error;
 pub mod executor;
+pub mod group;
 pub mod link;
 pub mod loopback;
 pub mod plan;
 pub mod reduce;
 pub mod ring;
+pub mod sys;
 pub mod topology;
+pub mod transport;
 
 pub use error::{Error, Result};

@@ -11,7 +11,6 @@ const REASON_BYTES: usize = 192;
 
 const CLOSED: u32 = 1;
 const ABORTED: u32 = 2;
-const LOST: u32 = 3;
 
 /// A field on a cache line of its own.
 #[repr(C, align(64))]
@@ -36,15 +35,10 @@ const _: () = assert!(size_of::<IndexPage>() == 384 && align_of::<IndexPage>() =
 pub enum Notice {
     /// It left in order; what it wrote before is good.
     Closed,
-    /// Somebody called abort.
+    /// It called abort, or gave up because a call of its own failed; the reason is beside the word.
     Aborted {
         /// The rank that did.
         by: u32,
-    },
-    /// It gave up because it saw another rank fail; that rank is named.
-    Lost {
-        /// The rank that failed.
-        rank: u32,
     },
 }
 
@@ -53,7 +47,6 @@ impl Notice {
         let (code, rank) = match self {
             Self::Closed => (CLOSED, 0),
             Self::Aborted { by } => (ABORTED, by),
-            Self::Lost { rank } => (LOST, rank),
         };
         u64::from(code) | u64::from(rank) << 32
     }
@@ -64,7 +57,6 @@ impl Notice {
             0 if rank == 0 => Ok(None),
             CLOSED => Ok(Some(Self::Closed)),
             ABORTED => Ok(Some(Self::Aborted { by: rank })),
-            LOST => Ok(Some(Self::Lost { rank })),
             _ => Err(Violation::BadNotice { word }),
         }
     }
@@ -99,7 +91,7 @@ impl IndexPage {
         self.armed.0.store(0, Ordering::Relaxed);
     }
 
-    /// Ends the ring. The first abort or loss stays; it is not replaced by what follows from it.
+    /// Ends the ring. The first abort stays; it is not replaced by what follows from it.
     pub(super) fn post(&self, notice: Notice, reason: &str) {
         if self.error.0.load(Ordering::Relaxed) as u32 > CLOSED {
             return;

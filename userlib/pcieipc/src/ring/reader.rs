@@ -104,6 +104,11 @@ impl<M: Memory> Reader<M> {
         self.memory.tail().index() != self.tail || !(self.closed || matches!(self.memory.tail().notice(), Ok(None)))
     }
 
+    /// Whether the writer had left in order when it was last asked for. What it did before that was seen too.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// What the writer says in its error word.
     ///
     /// # Errors

@@ -150,6 +150,11 @@ impl<M: Memory> Writer<M> {
         self.memory.head().index() != self.head || !(self.closed || matches!(self.memory.head().notice(), Ok(None)))
     }
 
+    /// Whether the reader had left in order when it was last asked for. What it did before that was seen too.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// What the reader says in its error word.
     ///
     /// # Errors

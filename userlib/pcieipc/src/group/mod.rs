@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A group of ranks: how they meet, what they do together, and how those that are left go on.
+//!
+//! Ranks meet in a directory that only their user can enter, over Unix sockets: there is no network port. Each checks who is
+//! at the other end, compares its configuration with everybody's, and passes memory and bells as descriptors. A peer's end is
+//! seen by a descriptor of its process, not by silence.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use pcieipc::{group::{Group, GroupOptions}, reduce::Op};
+//!
+//! # fn main() -> pcieipc::Result<()> {
+//! let mut group = Group::meet(GroupOptions::new(0, 4, "/run/user/1000/my-group"))?;
+//! let mut gradients = vec![1.0f32; 1 << 20];
+//! group.all_reduce(&mut gradients, Op::Sum, Duration::from_secs(10))?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod directory;
+mod join;
+mod mesh;
+mod message;
+mod survivors;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Error, Rank, Result},
+    executor::{Executor, MAX_RANKS, Options as ExecutorOptions},
+    link::Links,
+    reduce::{Element, Kind, Op},
+    transport::{Counters, RankLinks, Wire, shm},
+};
+
+use directory::Directory;
+use join::{Join, JoinShm, Joined};
+use mesh::Mesh;
+
+/// What a group can do with its links beyond [`Links`].
+pub trait GroupLinks: Links + Send + std::fmt::Debug {
+    /// What happened until now.
+    fn counters(&self) -> Counters;
+    /// Makes the calls of all peers fail with this reason.
+    fn abort(&mut self, why: &str);
+    /// Ranks that can not go on.
+    fn lost(&self) -> Vec<Rank>;
+    /// Says to the peers that this rank leaves in order.
+    fn leave(&mut self);
+}
+
+impl<W: Wire> GroupLinks for RankLinks<W> {
+    fn counters(&self) -> Counters {
+        Self::counters(self)
+    }
+    fn abort(&mut self, why: &str) {
+        Self::abort(self, why);
+    }
+    fn lost(&self) -> Vec<Rank> {
+        Self::lost(self)
+    }
+    fn leave(&mut self) {
+        Self::leave(self);
+    }
+}
+
+/// How the ranks of a group reach each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transport {
+    /// Shared memory between processes; no module, no hardware.
+    Shm,
+}
+
+impl Transport {
+    /// The name as the command and reports write it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+        }
+    }
+}
+
+/// What a rank brings to a meeting.
+#[derive(Debug, Clone)]
+pub struct GroupOptions {
+    /// This rank, from 0.
+    pub rank: Rank,
+    /// How many ranks there are, 1 to 16.
+    pub ranks: usize,
+    /// The directory in which they meet: made with mode 0700 if it is not there. One group at a time meets in it.
+    pub directory: PathBuf,
+    /// How they reach each other; the same on all ranks.
+    pub transport: Transport,
+    /// Data area of the ring from each rank to each other one, in bytes: a power of two, at least 16 KiB; the same on all ranks.
+    pub ring_bytes: usize,
+    /// How long the meeting may take.
+    pub meeting_timeout: Duration,
+    /// How collectives are run; the same on all ranks.
+    pub executor: ExecutorOptions,
+    /// Further names and values that must be the same on all ranks, such as a model's name; compared when they meet.
+    pub configuration: Vec<(String, String)>,
+}
+
+impl GroupOptions {
+    /// Shared memory, rings of 1 MiB, 30 s to meet.
+    pub fn new(rank: Rank, ranks: usize, directory: impl Into<PathBuf>) -> Self {
+        Self {
+            rank,
+            ranks,
+            directory: directory.into(),
+            transport: Transport::Shm,
+            ring_bytes: 1 << 20,
+            meeting_timeout: Duration::from_secs(30),
+            executor: ExecutorOptions::default(),
+            configuration: Vec::new(),
+        }
+    }
+
+    /// Everything that ranks must agree on.
+    fn agreed(&self) -> Vec<(String, String)> {
+        let mut entries = vec![
+            ("library".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ("transport".to_owned(), self.transport.name().to_owned()),
+            ("ring_bytes".to_owned(), self.ring_bytes.to_string()),
+            ("executor".to_owned(), format!("{:?}", self.executor)),
+        ];
+        entries.extend(self.configuration.iter().cloned());
+        entries
+    }
+
+    fn join(&self, rank: Rank, ranks: usize) -> Result<Box<dyn Join>> {
+        match self.transport {
+            Transport::Shm => Ok(Box::new(JoinShm::new(rank, ranks, self.ring_bytes)?)),
+        }
+    }
+}
+
+/// One rank's membership in a group. Dropping it leaves the group in order; a process that ends without that counts as died.
+#[derive(Debug)]
+pub struct Group {
+    executor: Executor<Box<dyn GroupLinks>>,
+    mesh: Mesh,
+    /// Numbers of the meeting, by present rank.
+    members: Vec<Rank>,
+    turn: u32,
+    options: GroupOptions,
+}
+
+impl Group {
+    /// Meets the other ranks.
+    ///
+    /// # Errors
+    /// `Argument`; `Meeting` when a rank does not come or leaves again; `Mismatch` when ranks want different things; `System`.
+    pub fn meet(options: GroupOptions) -> Result<Self> {
+        let (rank, ranks) = (options.rank, options.ranks);
+        if ranks == 0 || ranks > MAX_RANKS || rank >= ranks {
+            return Err(Error::Argument(format!("rank {rank} of {ranks}: a group has 1 to {MAX_RANKS} ranks, counted from 0")));
+        }
+        shm::check_size(options.ring_bytes)?;
+        let deadline = Instant::now() + options.meeting_timeout;
+        let directory = Directory::open(&options.directory)?;
+        let mesh = Mesh::meet(&directory, rank, ranks, &options.agreed(), deadline)?;
+        let members: Vec<Rank> = (0..ranks).collect();
+        match join::join(&mesh, &members, 0, options.join(rank, ranks)?, deadline)? {
+            Joined::Links(links) => {
+                let executor = Executor::new(links, options.executor.clone())?;
+                Ok(Self { executor, mesh, members, turn: 0, options })
+            }
+            Joined::Again { why, .. } => Err(why),
+        }
+    }
+
+    /// This rank, in the present group.
+    pub fn rank(&self) -> Rank {
+        self.executor.rank()
+    }
+
+    /// How many ranks the present group has.
+    pub fn ranks(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The numbers that the present ranks had when they met, in order.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// How the ranks reach each other.
+    pub fn transport(&self) -> &Transport {
+        &self.options.transport
+    }
+
+    /// What happened on this rank's links since the group met or shrank.
+    pub fn counters(&mut self) -> Counters {
+        self.executor.links().counters()
+    }
+
+    /// The links, for executors of other kinds.
+    pub fn links(&mut self) -> &mut dyn GroupLinks {
+        self.executor.links().as_mut()
+    }
+
+    /// Combines the buffers of all ranks, element by element; every rank gets the result in place of its own. All ranks call
+    /// it with the same length, type and operation.
+    ///
+    /// # Errors
+    /// `Timeout`, `PeerDied`, `EndpointRecovering`, `EndpointGone`, `Aborted`, `Mismatch`, `Corrupt`. The buffer may then be half
+    /// overwritten, and the group can only [`Group::shrink`].
+    pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: Op, timeout: Duration) -> Result<()> {
+        let result = self.executor.all_reduce(buffer, op, Instant::now() + timeout);
+        self.tell(result)
+    }
+
+    /// Like [`Group::all_reduce`], but leaves the input as it is, also on an error.
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce`]; `Argument` when the lengths differ.
+    pub fn all_reduce_into<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, timeout: Duration) -> Result<()> {
+        let result = self.executor.all_reduce_into(input, output, op, Instant::now() + timeout);
+        self.tell(result)
+    }
+
+    /// Like [`Group::all_reduce`] for a buffer whose type is known only at run time; it need not be aligned.
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce`]; `Argument` when the length is not a multiple of the element's size.
+    pub fn all_reduce_bytes(&mut self, buffer: &mut [u8], kind: Kind, op: Op, timeout: Duration) -> Result<()> {
+        let result = self.executor.all_reduce_bytes(buffer, kind, op, Instant::now() + timeout);
+        self.tell(result)
+    }
+
+    /// Makes the calls of all ranks fail with `Aborted` and this reason (cut after 191 bytes).
+    pub fn abort(&mut self, why: &str) {
+        self.executor.links().abort(why);
+    }
+
+    /// Goes on without the ranks that are lost: died, left, aborted for good, or with an endpoint that is not live. All that are
+    /// left call it; they agree on who that is, and get new numbers in the old order and new links.
+    ///
+    /// # Errors
+    /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint is not live; `Meeting` when the others went on
+    /// without this rank, or no agreement was reached in time.
+    pub fn shrink(&mut self, timeout: Duration) -> Result<()> {
+        survivors::shrink(self, Instant::now() + timeout)
+    }
+
+    /// A failed call ends the group for all: peers that wait for this rank learn why, instead of waiting for their deadline.
+    fn tell(&mut self, result: Result<()>) -> Result<()> {
+        result.inspect_err(|error| self.executor.links().abort(&error.to_string()))
+    }
+}

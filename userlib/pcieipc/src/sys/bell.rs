@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! An eventfd that wakes one rank.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::eventfd::{EfdFlags, EventFd},
+    unistd,
+};
+
+/// A counter in the kernel that a sleeping rank waits for and that peers, or interrupts, add to.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A silent bell; not inherited by children that execute another program.
+    ///
+    /// # Errors
+    /// As eventfd(2).
+    pub fn new() -> io::Result<Self> {
+        let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self(fd.into()))
+    }
+
+    /// A bell that another process made. What it really is does not matter: it is only written, without blocking.
+    pub fn from_peer(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Wakes whoever waits for the bell, now or next.
+    ///
+    /// # Errors
+    /// As write(2), except that a full counter counts as rung.
+    pub fn ring(&self) -> io::Result<()> {
+        match unistd::write(&self.0, &1u64.to_ne_bytes()) {
+            Ok(_) | Err(Errno::EAGAIN) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Forgets all rings until now; says how many there were.
+    pub fn drain(&self) -> u64 {
+        let mut count = [0; 8];
+        match unistd::read(&self.0, &mut count) {
+            Ok(8) => u64::from_ne_bytes(count),
+            _ => 0,
+        }
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

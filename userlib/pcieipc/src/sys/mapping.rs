@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory that another process or a device can change.
+
+use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// What this process does with a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Loads only; a store would end the process.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// A shared mapping of a file descriptor. It hands out a pointer, never a slice.
+#[derive(Debug)]
+pub struct Mapping {
+    raw: MmapRaw,
+    start: NonNull<u8>,
+}
+
+// SAFETY: the pointer is that of `raw`, which is Send; what is behind it is only reached through raw pointers and atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above, `raw` is Sync.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` of the descriptor from `offset` on, a multiple of the page size, and makes the pages present.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn new(fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
+        use std::os::fd::AsRawFd;
+        let mut options = MmapOptions::new();
+        options.offset(offset).len(bytes).populate();
+        let raw = match access {
+            Access::Read => options.map_raw_read_only(fd.as_raw_fd())?,
+            Access::ReadWrite => options.map_raw(fd.as_raw_fd())?,
+        };
+        let start = NonNull::new(raw.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { raw, start })
+    }
+
+    /// Where it starts.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// How many bytes there are.
+    pub fn bytes(&self) -> usize {
+        self.raw.len()
+    }
+}

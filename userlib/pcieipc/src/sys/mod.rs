@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! System calls, each wrapped once.
+
+mod bell;
+mod mapping;
+mod process;
+
+pub use bell::Bell;
+pub use mapping::{Access, Mapping};
+pub use process::{Life, wait_readable};
+
+use crate::error::Error;
+
+/// A failed call as the library's error.
+pub(crate) fn failed(call: &'static str, hint: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+    let hint = hint.into();
+    move |source| Error::System { call, hint, source }
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether another process lives, and waiting for it and for a bell at once.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags},
+    sys::{
+        signal::SigSet,
+        socket::{getsockopt, sockopt},
+        time::TimeSpec,
+    },
+};
+
+/// A process other than ours, by a descriptor that stands for it alone, even after its number is used again.
+#[derive(Debug)]
+pub struct Life(OwnedFd);
+
+impl Life {
+    /// The process at the other end of a Unix socket.
+    ///
+    /// # Errors
+    /// As getsockopt(2) and pidfd_open(2).
+    pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        // Linux 6.5 and later give the process that connected; before that its number has to do.
+        if let Ok(fd) = getsockopt(&socket, sockopt::PeerPidfd) {
+            return Ok(Self(fd));
+        }
+        let pid = getsockopt(&socket, sockopt::PeerCredentials)?.pid();
+        // SAFETY: takes two integers and returns a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = Errno::result(fd)?;
+        // SAFETY: just returned, owned by nobody else; descriptors fit into an int.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    }
+
+    /// Whether the process has ended.
+    pub fn has_ended(&self) -> bool {
+        matches!(wait_readable(&[self.0.as_fd()], Duration::ZERO), Ok(ready) if ready != 0)
+    }
+}
+
+impl AsFd for Life {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until one of up to 64 descriptors is readable or has ended, or until the time is over. The answer has a bit set
+/// for each that is; none after a signal.
+///
+/// # Errors
+/// As ppoll(2).
+pub fn wait_readable(fds: &[BorrowedFd<'_>], time: Duration) -> io::Result<u64> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    match nix::poll::ppoll(&mut polled, Some(TimeSpec::from_duration(time)), None::<SigSet>) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ready = polled.iter().enumerate().filter(|(_, p)| p.revents().is_some_and(|r| !r.is_empty()));
+    Ok(ready.fold(0, |bits, (i, _)| bits | 1 << i))
+}

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One rank's rings to and from all peers.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    ptr::NonNull,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Counters, Wire,
+    patience::{LOOKS_BETWEEN_CHECKS, Patience, Pause},
+};
+use crate::{
+    error::{Error, Rank, Result},
+    link::{Links, RecordHeader, Shared, SharedMut},
+    ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, max_record},
+    sys::{Bell, Life, failed, wait_readable},
+};
+
+/// The longest sleep without looking again: what a lost doorbell costs at most.
+const SLICE: Duration = Duration::from_millis(25);
+
+const FOR_A_RECORD: &str = "waiting for a record";
+const FOR_ROOM: &str = "waiting for room in a ring";
+const FOR_NEWS: &str = "waiting for any peer";
+const AT_THE_END: &str = "confirming a result";
+
+/// A peer as this rank reaches it.
+#[derive(Debug)]
+pub struct Peer<W: Wire> {
+    /// The ring towards it.
+    pub writer: Writer<W::Tx>,
+    /// The ring from it.
+    pub reader: Reader<W::Rx>,
+    /// Its process; `None` for a thread of this process.
+    pub life: Option<Arc<Life>>,
+}
+
+/// [`Links`] over the rings of a [`Wire`].
+#[derive(Debug)]
+pub struct RankLinks<W: Wire> {
+    rank: Rank,
+    peers: Vec<Option<Peer<W>>>,
+    wire: W,
+    bell: Bell,
+    data_bytes: usize,
+    patience: Patience,
+    counters: Counters,
+    left: bool,
+}
+
+/// What a rank waits for.
+#[derive(Debug, Clone, Copy)]
+enum For {
+    Record(Rank),
+    Room(Rank),
+    News,
+}
+
+impl For {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Record(_) => FOR_A_RECORD,
+            Self::Room(_) => FOR_ROOM,
+            Self::News => FOR_NEWS,
+        }
+    }
+}
+
+impl<W: Wire> RankLinks<W> {
+    /// Links of `rank` over rings of `data_bytes` each. `peers` has one place a rank, empty at this rank's own; `bell` is what
+    /// all of them ring.
+    pub fn new(rank: Rank, peers: Vec<Option<Peer<W>>>, wire: W, bell: Bell, data_bytes: usize) -> Self {
+        let patience = Patience::new(peers.len());
+        Self { rank, peers, wire, bell, data_bytes, patience, counters: Counters::default(), left: false }
+    }
+
+    /// What happened until now.
+    pub fn counters(&self) -> Counters {
+        Counters { dma_bytes: self.wire.carried(), ..self.counters }
+    }
+
+    /// The transport's own part.
+    pub fn wire(&self) -> &W {
+        &self.wire
+    }
+
+    /// Makes every call of every peer on these links fail with `Aborted` and this reason.
+    pub fn abort(&mut self, why: &str) {
+        self.post(Notice::Aborted { by: self.rank as u32 }, why);
+    }
+
+    /// Ranks that can not be part of a group any more: ended, left in order, or with an endpoint that is not live.
+    pub fn lost(&self) -> Vec<Rank> {
+        let ended = |(rank, peer): (Rank, &Option<Peer<W>>)| {
+            let peer = peer.as_ref()?;
+            let closed = matches!(peer.reader.peer_notice(), Ok(Some(Notice::Closed)));
+            (closed || peer.life.as_ref().is_some_and(|l| l.has_ended())).then_some(rank)
+        };
+        let mut lost: Vec<Rank> = self.peers.iter().enumerate().filter_map(ended).chain(self.wire.not_live()).collect();
+        lost.sort_unstable();
+        lost.dedup();
+        lost
+    }
+
+    /// Tells the peers that this rank leaves in order; what it sent before is still good.
+    pub fn leave(&mut self) {
+        if !std::mem::replace(&mut self.left, true) {
+            self.post(Notice::Closed, "");
+        }
+    }
+
+    fn post(&mut self, notice: Notice, why: &str) {
+        for rank in 0..self.peers.len() {
+            let Some(peer) = &mut self.peers[rank] else { continue };
+            peer.writer.post(notice, why);
+            peer.reader.post(notice, why);
+            // A peer that can not be rung looks again after a slice.
+            let _ = self.wire.ring_reader(rank);
+            let _ = self.wire.ring_writer(rank);
+        }
+    }
+
+    fn peer(&mut self, rank: Rank) -> Result<&mut Peer<W>> {
+        let ranks = self.peers.len();
+        self.peers.get_mut(rank).and_then(Option::as_mut).ok_or_else(|| {
+            Error::Argument(format!("there is no link to rank {rank} in a group of {ranks}, or it is the own rank"))
+        })
+    }
+
+    /// Turns what a ring answered into the group's answer.
+    fn stopped(&self, peer: Rank, what: &'static str, stop: Stop) -> Error {
+        match stop {
+            Stop::Violation(violation) => Error::Corrupt { rank: self.rank, peer, what: violation.to_string() },
+            Stop::TooLong { len, max } => Error::Argument(format!("a record of {len} bytes is longer than {max}")),
+            // An abort often only follows from what this rank can see itself.
+            Stop::Notice(_) => match self.root_cause(what) {
+                Err(cause) => cause,
+                Ok(()) => self.aborted(peer),
+            },
+        }
+    }
+
+    fn aborted(&self, peer: Rank) -> Error {
+        let place = self.peers.get(peer).and_then(Option::as_ref);
+        let reason = place.map_or(String::new(), |p| {
+            if matches!(p.reader.peer_notice(), Ok(Some(Notice::Aborted { .. }))) {
+                p.reader.peer_reason()
+            } else {
+                p.writer.peer_reason()
+            }
+        });
+        Error::Aborted { by: peer, why: if reason.is_empty() { "no reason given".into() } else { reason } }
+    }
+
+    /// Endpoints and peers' processes; one system call.
+    fn root_cause(&self, what: &'static str) -> Result<()> {
+        self.wire.status()?;
+        let (ranks, fds) = self.lives();
+        let ended = wait_readable(&fds, Duration::ZERO).map_err(failed("ppoll", "this should not happen"))?;
+        self.first_dead(&ranks, ended, what)
+    }
+
+    fn lives(&self) -> (Vec<Rank>, Vec<BorrowedFd<'_>>) {
+        self.peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank, peer.as_ref()?.life.as_ref()?.as_fd()))).unzip()
+    }
+
+    /// The first rank that ended without leaving in order.
+    fn first_dead(&self, ranks: &[Rank], ended: u64, what: &'static str) -> Result<()> {
+        for (i, &rank) in ranks.iter().enumerate() {
+            let Some(peer) = &self.peers[rank] else { continue };
+            // A process that left in order said so before it ended.
+            if ended & 1 << i != 0 && !matches!(peer.reader.peer_notice(), Ok(Some(Notice::Closed))) {
+                return Err(Error::PeerDied { rank: self.rank, peer: rank, what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Endpoints and what peers say, without a system call.
+    fn look_around(&self, what: &'static str) -> Result<()> {
+        self.wire.status()?;
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            for notice in [peer.reader.peer_notice(), peer.writer.peer_notice()] {
+                match notice {
+                    Ok(None | Some(Notice::Closed)) => {}
+                    Ok(Some(notice)) => return Err(self.stopped(rank, what, Stop::Notice(notice))),
+                    Err(violation) => return Err(self.stopped(rank, what, violation.into())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the wait is over.
+    fn is_ready(&mut self, reason: For, len: usize) -> Result<bool> {
+        let rank = self.rank;
+        let died = |peer| Error::PeerDied { rank, peer, what: reason.what() };
+        match reason {
+            For::Record(from) => {
+                let reader = &mut self.peer(from)?.reader;
+                let ready = reader.try_receive().map(|r| r.is_some());
+                let closed = reader.is_closed();
+                match ready {
+                    Ok(false) if closed => Err(died(from)),
+                    Ok(ready) => Ok(ready),
+                    Err(stop) => Err(self.stopped(from, reason.what(), stop)),
+                }
+            }
+            For::Room(to) => {
+                let writer = &mut self.peer(to)?.writer;
+                let ready = writer.try_reserve(len).map(|r| r.is_some());
+                let closed = writer.is_closed();
+                match ready {
+                    // Nobody will read it.
+                    Ok(_) if closed => Err(died(to)),
+                    Ok(ready) => Ok(ready),
+                    Err(stop) => Err(self.stopped(to, reason.what(), stop)),
+                }
+            }
+            For::News => Ok(self.peers.iter().flatten().any(|p| p.reader.has_news() || p.writer.has_news())),
+        }
+    }
+
+    /// Waits until [`RankLinks::is_ready`], or for news until the deadline.
+    fn wait(&mut self, reason: For, len: usize, deadline: Instant) -> Result<()> {
+        if self.is_ready(reason, len)? {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let mut looks = 0;
+        loop {
+            match self.patience.after(looks) {
+                Pause::Spin => std::hint::spin_loop(),
+                Pause::Yield => std::thread::yield_now(),
+                Pause::Sleep => break,
+            }
+            looks += 1;
+            if looks % LOOKS_BETWEEN_CHECKS == 0 {
+                self.look_around(reason.what())?;
+            }
+            if self.is_ready(reason, len)? {
+                self.patience.was_short();
+                return Ok(());
+            }
+        }
+        match (self.sleep(reason, len, deadline)?, reason) {
+            (true, _) | (false, For::News) => Ok(()),
+            (false, For::Record(peer) | For::Room(peer)) => {
+                Err(Error::Timeout { rank: self.rank, peer, what: reason.what(), waited: begun.elapsed() })
+            }
+        }
+    }
+
+    /// Sleeps until it is ready; false when the deadline passed.
+    fn sleep(&mut self, reason: For, len: usize, deadline: Instant) -> Result<bool> {
+        self.patience.was_long();
+        loop {
+            self.look_around(reason.what())?;
+            self.arm(reason);
+            let slept = match self.is_ready(reason, len) {
+                Ok(false) => self.doze(reason.what(), deadline).map(Some),
+                Ok(true) => Ok(None),
+                Err(error) => Err(error),
+            };
+            self.disarm(reason);
+            let Some(in_time) = slept? else { return Ok(true) };
+            if self.is_ready(reason, len)? {
+                return Ok(true);
+            }
+            if !in_time {
+                // The last look: what happened while this rank did not run is told apart from a passed deadline.
+                self.root_cause(reason.what())?;
+                self.look_around(reason.what())?;
+                return Ok(false);
+            }
+        }
+    }
+
+    /// One sleep of at most a slice; false when the deadline has passed.
+    fn doze(&mut self, what: &'static str, deadline: Instant) -> Result<bool> {
+        let now = Instant::now();
+        let Some(left) = deadline.checked_duration_since(now).filter(|d| !d.is_zero()) else { return Ok(false) };
+        let (ranks, mut fds) = self.lives();
+        fds.push(self.bell.as_fd());
+        let bell = fds.len() - 1;
+        let ready = wait_readable(&fds, left.min(SLICE)).map_err(failed("ppoll", "this should not happen"))?;
+        self.counters.sleeps += 1;
+        if ready & 1 << bell != 0 {
+            self.bell.drain();
+            self.counters.wakeups += 1;
+        }
+        // Before a death is reported, the status is looked at: the death may follow from it.
+        self.wire.status()?;
+        self.first_dead(&ranks, ready, what)?;
+        Ok(true)
+    }
+
+    fn arm(&mut self, reason: For) {
+        match reason {
+            For::Record(rank) => self.peers[rank].iter_mut().for_each(|p| p.reader.arm()),
+            For::Room(rank) => self.peers[rank].iter_mut().for_each(|p| p.writer.arm()),
+            For::News => self.peers.iter_mut().flatten().for_each(|p| {
+                p.reader.arm();
+                p.writer.arm();
+            }),
+        }
+    }
+
+    fn disarm(&mut self, reason: For) {
+        match reason {
+            For::Record(rank) => self.peers[rank].iter_mut().for_each(|p| p.reader.disarm()),
+            For::Room(rank) => self.peers[rank].iter_mut().for_each(|p| p.writer.disarm()),
+            For::News => self.peers.iter_mut().flatten().for_each(|p| {
+                p.reader.disarm();
+                p.writer.disarm();
+            }),
+        }
+    }
+
+    fn room(&mut self, to: Rank, len: usize) -> Result<Option<NonNull<u8>>> {
+        let rank = self.rank;
+        let writer = &mut self.peer(to)?.writer;
+        let place = match writer.try_reserve(len) {
+            Ok(place) => place.and_then(|mut p| NonNull::new(p.as_mut_ptr())),
+            Err(stop) => return Err(self.stopped(to, FOR_ROOM, stop)),
+        };
+        if writer.is_closed() {
+            return Err(Error::PeerDied { rank, peer: to, what: FOR_ROOM });
+        }
+        Ok(place.map(|place| self.wire.staging(to).unwrap_or(place)))
+    }
+}
+
+// SAFETY: rings stay mapped while their Memory lives, which the peers' writers and readers hold until these links are dropped.
+// A record is not overwritten by an honest writer, and stays mapped in any case, until it is released; reserved room is this
+// rank's alone until it is committed; a staging place belongs to one peer.
+unsafe impl<W: Wire> Links for RankLinks<W> {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn max_record(&self) -> usize {
+        max_record(self.data_bytes)
+    }
+
+    fn depth(&self, len: usize) -> usize {
+        let span = RECORD_HEADER_BYTES + len.next_multiple_of(LINE);
+        // At worst all of the room before the wrap but a line is skipped.
+        (self.data_bytes - (span - LINE).min(self.data_bytes)) / span
+    }
+
+    fn reserve(&mut self, to: Rank, len: usize, deadline: Instant) -> Result<SharedMut<'_>> {
+        loop {
+            if let Some(place) = self.room(to, len)? {
+                // SAFETY: the room that `try_reserve` gave, or the peer's staging place, which is as long as the longest record.
+                return Ok(unsafe { SharedMut::new(place, len) });
+            }
+            self.wait(For::Room(to), len, deadline)?;
+        }
+    }
+
+    fn try_reserve(&mut self, to: Rank, len: usize) -> Result<Option<SharedMut<'_>>> {
+        // SAFETY: as in `reserve`.
+        Ok(self.room(to, len)?.map(|place| unsafe { SharedMut::new(place, len) }))
+    }
+
+    fn commit(&mut self, to: Rank, header: RecordHeader, len: usize) -> Result<()> {
+        let staged = self.wire.staging(to).is_some();
+        let Self { peers, wire, counters, .. } = self;
+        let Some(Some(peer)) = peers.get_mut(to) else {
+            return Err(Error::Argument(format!("there is no link to rank {to}")));
+        };
+        let Some(offset) = peer.writer.reserved_offset() else {
+            return Err(Error::Argument(format!("nothing is reserved on the link to rank {to}")));
+        };
+        let sleeps = if staged {
+            let Some(line) = peer.writer.header_line(header, len) else { return Ok(()) };
+            wire.carry(to, offset, line, len)?;
+            peer.writer.publish(len)
+        } else {
+            peer.writer.commit(header, len)
+        };
+        counters.records += 1;
+        counters.bytes += len as u64;
+        if sleeps {
+            counters.doorbells += 1;
+            if let Err(error) = wire.ring_reader(to) {
+                peer.writer.unrung();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> {
+        self.wait(For::Record(from), 0, deadline)?;
+        let rank = self.rank;
+        match self.peer(from)?.reader.try_receive() {
+            Ok(Some(record)) => Ok(record),
+            // The record was there; only a peer that ends the ring now can take it away.
+            _ => Err(Error::Aborted { by: from, why: format!("the ring to rank {rank} ended") }),
+        }
+    }
+
+    fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> {
+        if !self.is_ready(For::Record(from), 0)? {
+            return Ok(None);
+        }
+        Ok(self.peer(from)?.reader.try_receive().ok().flatten())
+    }
+
+    fn release(&mut self, from: Rank) -> Result<()> {
+        let peer = self.peer(from)?;
+        if peer.reader.release() {
+            if let Err(error) = self.wire.ring_writer(from) {
+                self.peer(from)?.reader.unrung();
+                return Err(error);
+            }
+            self.counters.doorbells += 1;
+        }
+        Ok(())
+    }
+
+    fn wait_any(&mut self, deadline: Instant) -> Result<()> {
+        self.wait(For::News, 0, deadline)
+    }
+
+    fn confirm(&mut self) -> Result<()> {
+        self.look_around(AT_THE_END)
+    }
+}
+
+impl<W: Wire> Drop for RankLinks<W> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

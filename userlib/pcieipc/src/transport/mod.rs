@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Rings between processes, made into [`crate::link::Links`].
+//!
+//! What all transports share is in [`RankLinks`]: waiting with a bound, watching peers and endpoints while it waits, and the
+//! answers when something ends. A [`Wire`] brings what differs: the memory, the bells and the endpoints' status.
+
+mod links;
+mod patience;
+pub mod shm;
+
+pub use links::{Peer, RankLinks};
+
+use std::ptr::NonNull;
+
+use crate::{
+    error::{Rank, Result},
+    ring::{Memory, RECORD_HEADER_BYTES},
+};
+
+/// What happened on a rank's links since they were made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Records sent.
+    pub records: u64,
+    /// Bytes of payload sent.
+    pub bytes: u64,
+    /// Times that a peer was rung because it slept.
+    pub doorbells: u64,
+    /// Times that this rank went to sleep.
+    pub sleeps: u64,
+    /// Times that a bell, and not the end of a time slice, ended the sleep.
+    pub wakeups: u64,
+    /// Bytes that this rank's endpoint moved by its engine.
+    pub dma_bytes: u64,
+}
+
+/// What differs between transports.
+pub trait Wire: Send + std::fmt::Debug {
+    /// The ring that this rank writes, as it has it mapped.
+    type Tx: Memory + Send + std::fmt::Debug;
+    /// The ring that this rank reads, as it has it mapped.
+    type Rx: Memory + Send + std::fmt::Debug;
+
+    /// Wakes the reader of our ring to `peer`.
+    ///
+    /// # Errors
+    /// The doorbell can not be rung; endpoint errors are told apart from others.
+    fn ring_reader(&mut self, peer: Rank) -> Result<()>;
+    /// Wakes the writer of the ring from `peer`, which waits for room.
+    ///
+    /// # Errors
+    /// As for [`Wire::ring_reader`].
+    fn ring_writer(&mut self, peer: Rank) -> Result<()>;
+    /// Looks at the status of every endpoint of the group, without a system call.
+    ///
+    /// # Errors
+    /// EndpointRecovering, EndpointGone.
+    fn status(&self) -> Result<()>;
+    /// Ranks whose endpoint is not live in the generation that the group met with.
+    fn not_live(&self) -> Vec<Rank> {
+        Vec::new()
+    }
+    /// Memory outside the ring in which a record's payload to `peer` is put before an engine moves it into the ring; `None` where
+    /// the processor writes rings itself. The same place until [`Wire::carry`].
+    fn staging(&mut self, _peer: Rank) -> Option<NonNull<u8>> {
+        None
+    }
+    /// Moves header and payload from the staging memory to `offset` of the ring's data area; returns when they are there.
+    ///
+    /// # Errors
+    /// What the engine or the endpoint answered.
+    fn carry(&mut self, _peer: Rank, _offset: u64, _header: [u8; RECORD_HEADER_BYTES], _len: usize) -> Result<()> {
+        Ok(())
+    }
+    /// Bytes moved by [`Wire::carry`].
+    fn carried(&self) -> u64 {
+        0
+    }
+}

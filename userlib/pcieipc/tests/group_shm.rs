@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a group over shared memory promises.
+
+mod support;
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    time::{Duration, Instant},
+};
+
+use half::bf16;
+use pcieipc::{
+    Error,
+    group::{Group, GroupOptions},
+    plan::Algorithm,
+    reduce::Op,
+};
+use support::{PATIENCE, Scratch, options, process, say, sum, threads, value, variables};
+
+fn reduces_right(group: &mut Group, from: &[usize], count: usize) {
+    let own = from[group.rank()];
+    let mut buffer: Vec<f32> = (0..count).map(|at| value(own, at)).collect();
+    group.all_reduce(&mut buffer, Op::Sum, PATIENCE).unwrap();
+    for (at, got) in buffer.iter().enumerate() {
+        assert_eq!(f64::from(*got), sum(from.iter().copied(), at), "element {at} of {count}, rank {own}");
+    }
+}
+
+#[test]
+fn four_ranks_hold_the_float64_sum_whatever_the_algorithm_and_the_count() {
+    for algorithm in [None, Some(Algorithm::OneShot), Some(Algorithm::TwoShot), Some(Algorithm::Ring)] {
+        threads(
+            4,
+            |o| o.executor.algorithm = algorithm,
+            |group| {
+                let mut group = group.unwrap();
+                for count in [0, 1, 3, 4, 5, 1000, 65_537, 1 << 20] {
+                    reduces_right(&mut group, &[0, 1, 2, 3], count);
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn every_group_size_works_down_to_the_smallest_rings() {
+    for ranks in 1..=9 {
+        threads(
+            ranks,
+            |o| o.ring_bytes = 16 << 10,
+            |group| {
+                let from: Vec<usize> = (0..ranks).collect();
+                let mut group = group.unwrap();
+                for count in [1, 999, 40_000] {
+                    reduces_right(&mut group, &from, count);
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn bf16_is_summed_in_f32_and_rounded_once() {
+    threads(
+        4,
+        |_| (),
+        |group| {
+            let mut group = group.unwrap();
+            let rank = group.rank();
+            let input = |rank: usize, at: usize| bf16::from_f32(value(rank, at) / 3.0);
+            let mut buffer: Vec<bf16> = (0..100_000).map(|at| input(rank, at)).collect();
+            group.all_reduce(&mut buffer, Op::Sum, PATIENCE).unwrap();
+            for (at, got) in buffer.iter().enumerate() {
+                let exact: f64 = (0..4).map(|r| input(r, at).to_f64()).sum();
+                assert_eq!(*got, bf16::from_f64(exact), "element {at}");
+            }
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_within_the_time_given() {
+    let scratch = Scratch::new();
+    let begun = Instant::now();
+    let mut options = options(0, 3, &scratch.0);
+    options.meeting_timeout = Duration::from_millis(300);
+    let error = Group::meet(options).unwrap_err();
+    assert!(matches!(&error, Error::Meeting(why) if why.contains("rank 1, 2 did not come")), "{error}");
+    assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&begun.elapsed()));
+}
+
+#[test]
+fn ranks_that_want_different_things_are_told_what_differs() {
+    let answers =
+        threads(2, |o| o.ring_bytes = if o.rank == 0 { 1 << 16 } else { 1 << 17 }, |group| group.map(drop).unwrap_err());
+    for (rank, error) in answers.iter().enumerate() {
+        let text = error.to_string();
+        assert!(matches!(error, Error::Mismatch { rank: r, .. } if *r == rank), "{text}");
+        assert!(text.contains("ring_bytes=65536") && text.contains("ring_bytes=131072"), "{text}");
+    }
+}
+
+#[test]
+fn two_processes_with_one_rank_number_are_refused() {
+    let answers = threads(
+        2,
+        |o| {
+            o.rank = 0;
+            o.meeting_timeout = Duration::from_millis(500);
+        },
+        |group| group.map(drop).unwrap_err().to_string(),
+    );
+    assert!(answers.iter().any(|a| a.contains("already meets as rank 0")), "{answers:?}");
+}
+
+#[test]
+fn a_directory_that_others_can_enter_is_refused() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(&scratch.0).unwrap();
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let error = Group::meet(options(0, 2, &scratch.0)).unwrap_err();
+    assert!(matches!(&error, Error::Meeting(why) if why.contains("open to other users")), "{error}");
+    let file = scratch.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = Group::meet(options(0, 2, &file)).unwrap_err();
+    assert!(matches!(&error, Error::Meeting(why) if why.contains("not a directory")), "{error}");
+}
+
+#[test]
+fn strangers_in_the_directory_do_not_disturb_the_meeting() {
+    use nix::sys::socket::*;
+    use std::os::fd::AsRawFd;
+    let scratch = Scratch::new();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Group::meet(options(0, 2, &scratch.0)));
+        let path = scratch.0.join("rank-0");
+        while !path.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for nonsense in [&b""[..], b"{}", b"\xff\xff\xff", br#"{"kind":"ready","turn":0}"#] {
+            let stranger = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
+            while connect(stranger.as_raw_fd(), &UnixAddr::new(&path).unwrap()).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !nonsense.is_empty() {
+                send(stranger.as_raw_fd(), nonsense, MsgFlags::MSG_NOSIGNAL).unwrap();
+            }
+        }
+        let second = Group::meet(options(1, 2, &scratch.0));
+        assert!(second.is_ok() && first.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn ranks_with_different_shapes_get_mismatch_and_nobody_hangs() {
+    let begun = Instant::now();
+    let answers = threads(
+        3,
+        |_| (),
+        |group| {
+            let mut group = group.unwrap();
+            let mut buffer = vec![1.0f32; if group.rank() == 2 { 5000 } else { 4000 }];
+            group.all_reduce(&mut buffer, Op::Sum, PATIENCE).unwrap_err()
+        },
+    );
+    assert!(answers.iter().any(|e| matches!(e, Error::Mismatch { .. })), "{answers:?}");
+    for error in &answers {
+        assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted { .. }), "{error}");
+    }
+    assert!(begun.elapsed() < PATIENCE / 2, "the failure was passed on, not waited for");
+}
+
+#[test]
+fn an_abort_ends_the_calls_of_all_ranks_with_its_reason() {
+    let answers = threads(
+        3,
+        |_| (),
+        |group| {
+            let mut group = group.unwrap();
+            if group.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(100));
+                group.abort("the loss is not a number");
+                return None;
+            }
+            group.all_reduce(&mut vec![1.0f32; 100_000], Op::Sum, PATIENCE).err()
+        },
+    );
+    for rank in [0, 2] {
+        assert!(
+            matches!(&answers[rank], Some(Error::Aborted { by, why }) if why.contains("not a number") && (*by == 1 || why.contains("rank 1"))),
+            "{:?}",
+            answers[rank]
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_a_timeout_at_the_deadline() {
+    let begun = Instant::now();
+    let answers = threads(
+        2,
+        |_| (),
+        |group| {
+            let mut group = group.unwrap();
+            if group.rank() == 0 {
+                let result = group.all_reduce(&mut [1.0f32; 10_000], Op::Sum, Duration::from_millis(200));
+                return (result.err(), begun.elapsed());
+            }
+            std::thread::sleep(Duration::from_secs(2));
+            (None, Duration::ZERO)
+        },
+    );
+    let (error, took) = &answers[0];
+    assert!(matches!(error, Some(Error::Timeout { rank: 0, peer: 1, .. })), "{error:?}");
+    assert!((Duration::from_millis(200)..Duration::from_millis(1900)).contains(took), "{took:?}");
+}
+
+#[test]
+fn a_rank_that_left_in_order_leaves_no_error_behind_and_then_counts_as_gone() {
+    threads(
+        2,
+        |_| (),
+        |group| {
+            let mut group = group.unwrap();
+            reduces_right(&mut group, &[0, 1], 100_000);
+            if group.rank() == 0 {
+                return;
+            }
+            let error = group.all_reduce(&mut [1.0f32; 100], Op::Sum, PATIENCE).unwrap_err();
+            assert!(matches!(error, Error::PeerDied { rank: 1, peer: 0, .. }), "{error}");
+        },
+    );
+}
+
+/// One rank of the tests below, as a process.
+#[test]
+fn rank_process() {
+    let Some(variables) = variables("rank_process") else { return };
+    let (rank, ranks): (usize, usize) = (variables["RANK"].parse().unwrap(), variables["RANKS"].parse().unwrap());
+    let mut group =
+        Group::meet(GroupOptions { meeting_timeout: PATIENCE, ..GroupOptions::new(rank, ranks, &variables["DIR"]) }).unwrap();
+    let mut from: Vec<usize> = (0..ranks).collect();
+    say("met");
+    let error = loop {
+        let mut buffer: Vec<f32> = (0..300_000).map(|at| value(rank, at)).collect();
+        match group.all_reduce(&mut buffer, Op::Sum, PATIENCE) {
+            Ok(()) => {
+                for (at, got) in buffer.iter().enumerate() {
+                    assert_eq!(f64::from(*got), sum(from.iter().copied(), at), "element {at}");
+                }
+            }
+            Err(error) => break error,
+        }
+    };
+    let kind = match &error {
+        Error::PeerDied { peer, .. } => format!("died {peer}"),
+        other => format!("{other:?}"),
+    };
+    say(kind);
+    let begun = Instant::now();
+    group.shrink(PATIENCE).unwrap();
+    from = group.members().to_vec();
+    say(format!("{from:?} in {} ms", begun.elapsed().as_millis()));
+    for count in [1, 1000, 300_000] {
+        reduces_right(&mut group, &from, count);
+    }
+    say("right");
+}
+
+fn four_processes(scratch: &Scratch) -> Vec<support::Process> {
+    let start = |rank: usize| {
+        let dir = scratch.0.display().to_string();
+        process("rank_process", &[("RANK", rank.to_string()), ("RANKS", "4".into()), ("DIR", dir)])
+    };
+    let mut all: Vec<_> = (0..4).map(start).collect();
+    for process in &mut all {
+        assert_eq!(process.hear().as_deref(), Some("met"));
+    }
+    all
+}
+
+#[test]
+fn a_killed_rank_is_named_by_every_survivor_and_the_three_go_on_and_are_right() {
+    for victim in [0, 2] {
+        let scratch = Scratch::new();
+        let mut all = four_processes(&scratch);
+        std::thread::sleep(Duration::from_millis(50));
+        all[victim].child.kill().unwrap();
+        let killed = Instant::now();
+        let survivors: Vec<usize> = (0..4).filter(|r| *r != victim).collect();
+        for &rank in &survivors {
+            assert_eq!(all[rank].hear(), Some(format!("died {victim}")), "rank {rank}");
+        }
+        assert!(killed.elapsed() < Duration::from_secs(5), "bounded: {:?}", killed.elapsed());
+        for &rank in &survivors {
+            let said = all[rank].hear().unwrap_or_default();
+            assert!(said.starts_with(&format!("{survivors:?}")), "rank {rank} said {said}");
+            assert_eq!(all[rank].hear().as_deref(), Some("right"), "rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn two_ranks_killed_at_once_leave_two_that_go_on() {
+    let scratch = Scratch::new();
+    let mut all = four_processes(&scratch);
+    all[1].child.kill().unwrap();
+    all[3].child.kill().unwrap();
+    for rank in [0, 2] {
+        let said = all[rank].hear().unwrap_or_default();
+        assert!(said == "died 1" || said == "died 3", "rank {rank} said {said}");
+        let said = all[rank].hear().unwrap_or_default();
+        assert!(said.starts_with("[0, 2]"), "rank {rank} said {said}");
+        assert_eq!(all[rank].hear().as_deref(), Some("right"));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_before_it_meets_is_named() {
+    let scratch = Scratch::new();
+    let dir = scratch.0.display().to_string();
+    // Rank 1 of 3 waits for rank 2, and is killed before that comes.
+    let mut early = process("rank_process", &[("RANK", "1".into()), ("RANKS", "3".into()), ("DIR", dir)]);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Group::meet(options(0, 3, &scratch.0)));
+        std::thread::sleep(Duration::from_millis(400));
+        early.child.kill().unwrap();
+        let error = first.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::PeerDied { rank: 0, peer: 1, .. }), "{error}");
+    });
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
