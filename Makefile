@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 .PHONY: vm-env
 vm-env: ## make the environment: a Debian 13 root folder, the stock kernel, a build directory for modules
@@ -20,6 +20,10 @@ test: vm-env ## run all tests, on the host and in virtual machines; the last lin
 .PHONY: lint
 lint: vm-env ## check formatting, clippy on both sides, shell scripts and the ABI's layout
 	@scripts/lint
+
+.PHONY: vm-env-debug
+vm-env-debug: ## add the kernel with every check to the environment (10 minutes, once)
+	@scripts/vm-env-debug
 
 .PHONY: clean
 clean: ## delete what was built; the environment in the cache stays
