@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `--snapshot FILE`: the host that a command looks at.
 
-use std::{fs::File, path::PathBuf};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 
 use pcieipc::topology::{Archive, Live, Source};
 
@@ -22,13 +25,29 @@ impl HostSource {
     /// Opens the saved host, or this one.
     pub fn open(&self) -> Result<Box<dyn Source>, Failure> {
         let Some(path) = &self.snapshot else { return Ok(Box::new(Live::at(&self.root))) };
-        let file = File::open(path).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))?;
-        let archive = Archive::read(file).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))?;
-        Ok(Box::new(archive))
+        Ok(Box::new(load(path)?))
+    }
+
+    /// The same host at a second look, and how many seconds lie between: the running host after a pause that the caller
+    /// makes, or what a snapshot saved of its own second look.
+    pub fn later(&self, seconds: f64) -> Result<Option<(Box<dyn Source>, f64)>, Failure> {
+        match &self.snapshot {
+            None if seconds > 0.0 => Ok(Some((Box::new(Live::at(&self.root)), seconds))),
+            None => Ok(None),
+            Some(path) => {
+                let second = load(path)?.second_look();
+                Ok(second.map(|(archive, seconds)| (Box::new(archive) as Box<dyn Source>, seconds)))
+            }
+        }
     }
 
     /// Whether it is the running host.
     pub fn is_live(&self) -> bool {
         self.snapshot.is_none()
     }
+}
+
+fn load(path: &Path) -> Result<Archive, Failure> {
+    let file = File::open(path).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))?;
+    Archive::read(file).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))
 }

@@ -21,6 +21,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Doctor(commands::doctor::Doctor),
     Info(commands::info::Info),
     Snapshot(commands::snapshot::Snapshot),
     Topo(commands::topo::Topo),
@@ -29,6 +30,10 @@ enum Command {
 fn main() -> ExitCode {
     let json;
     let outcome = match Arguments::parse().command {
+        Command::Doctor(command) => {
+            json = command.json;
+            command.run()
+        }
         Command::Info(command) => {
             json = command.json;
             command.run().map(|()| ExitCode::SUCCESS)

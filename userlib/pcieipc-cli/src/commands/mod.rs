@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One file a command.
 
+pub mod doctor;
 pub mod info;
 pub mod snapshot;
 pub mod topo;

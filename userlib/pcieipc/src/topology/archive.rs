@@ -49,6 +49,11 @@ pub enum ArchiveError {
 /// Where the error numbers of files that could not be read are kept in the archive.
 const REFUSED: &str = "pcieipc/refused.json";
 
+/// Where a second look is kept, and what it needs besides files.
+const LATER: &str = "pcieipc/later";
+const LATER_SECONDS: &str = "pcieipc/later-seconds";
+const LATER_GONE: &str = "pcieipc/later-gone";
+
 impl Archive {
     /// An empty archive.
     pub fn new(origin: Origin) -> Self {
@@ -192,6 +197,36 @@ impl Archive {
             }
         }
         Ok(archive)
+    }
+
+    /// Keeps what changed at a second look, some seconds after the first.
+    pub fn add_second_look(&mut self, second: &Self, seconds: f64) {
+        for (path, entry) in second.entries() {
+            if self.entries.get(path) != Some(entry) {
+                self.insert(&format!("{LATER}/{path}"), entry.clone());
+            }
+        }
+        let gone: Vec<String> =
+            self.entries.keys().filter(|p| !p.starts_with("pcieipc/") && !second.entries.contains_key(*p)).cloned().collect();
+        self.file(LATER_GONE, gone.join("\n"));
+        self.file(LATER_SECONDS, format!("{seconds}\n"));
+    }
+
+    /// The host at the second look, and how many seconds after the first it was; `None` when there was none.
+    pub fn second_look(&self) -> Option<(Self, f64)> {
+        let seconds = self.text(LATER_SECONDS).ok()?.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0)?;
+        let mut second = self.clone();
+        second.remove(LATER);
+        for path in self.text(LATER_GONE).unwrap_or_default().lines() {
+            second.remove(path);
+        }
+        let below = format!("{LATER}/");
+        for (path, entry) in self.entries() {
+            if let Some(path) = path.strip_prefix(&below) {
+                second.insert(path, entry.clone());
+            }
+        }
+        Some((second, seconds))
     }
 
     /// Follows symbolic links in every part of the path.

@@ -141,6 +141,11 @@ pub(super) fn describe(error: &io::Error) -> String {
     }
 }
 
+/// Letters that paths in sysfs are made of, and that mean nothing to a shell.
+fn plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b':' | b'.' | b'-' | b'_')
+}
+
 fn read_functions(source: &dyn Source, addresses: &[Address], notes: &mut Vec<Note>) -> Vec<Function> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
     let chunk = addresses.len().div_ceil(threads).max(FUNCTIONS_PER_THREAD);
@@ -166,8 +171,9 @@ fn read_part(source: &dyn Source, addresses: &[Address]) -> (Vec<Function>, Vec<
     let functions = addresses.iter().filter_map(|address| {
         let link = source.link(&format!("{DEVICES}/{address}"));
         let path = match &link {
-            Ok(target) => resolve(DEVICES, target),
-            Err(_) => format!("{DEVICES}/{address}"),
+            // A saved host can claim any path; remedies put it into commands.
+            Ok(target) if target.bytes().all(plain) => resolve(DEVICES, target),
+            Ok(_) | Err(_) => format!("{DEVICES}/{address}"),
         };
         read_function::read(source, *address, path, &mut notes)
     });
@@ -222,6 +228,7 @@ fn slots(source: &dyn Source) -> Vec<Slot> {
     let names = source.list(folder).unwrap_or_default();
     names
         .into_iter()
+        .filter(|name| name.bytes().all(plain))
         .map(|name| Slot {
             address: source.text(&format!("{folder}/{name}/address")).unwrap_or_default(),
             present: flag(&name, "adapter"),
