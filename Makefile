@@ -5,6 +5,10 @@
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
+.PHONY: demo
+demo: vm-env ## all-reduce real gradients over four endpoints in a virtual machine, and lose one of them on the way
+	@scripts/demo
+
 .PHONY: vm-env
 vm-env: ## make the environment: a Debian 13 root folder, the stock kernel, a build directory for modules
 	@scripts/vm-env

@@ -41,9 +41,11 @@ step() {
     say "$title: $((SECONDS - started)) s"
 }
 
-# link TARGET NAME: makes $PCIEIPC_CACHE/current/NAME point at TARGET in one step.
+# link TARGET NAME: makes $PCIEIPC_CACHE/current/NAME point at TARGET in one step; relatively, so that the cache can be moved.
 link() {
+    local target=$1
     mkdir -p "$PCIEIPC_CACHE/current"
-    ln -sfn "$1" "$PCIEIPC_CACHE/current/.$2.part"
+    [ "$target" = / ] || target=$(realpath --no-symlinks --relative-to="$PCIEIPC_CACHE/current" "$target")
+    ln -sfn "$target" "$PCIEIPC_CACHE/current/.$2.part"
     mv -T "$PCIEIPC_CACHE/current/.$2.part" "$PCIEIPC_CACHE/current/$2"
 }

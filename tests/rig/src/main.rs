@@ -30,9 +30,9 @@ struct Arguments {
     /// Multiply all time limits
     #[arg(long, global = true, default_value_t = 1)]
     patience: u32,
-    /// Print what the guest says as it comes
-    #[arg(long, short, global = true)]
-    verbose: bool,
+    /// Print what the command in the guest says as it comes; twice: what the kernel says too
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
 }
 
 #[derive(Subcommand)]

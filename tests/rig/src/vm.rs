@@ -36,8 +36,8 @@ pub struct Place {
     pub accelerator: Accelerator,
     /// Multiplies every test's time limit.
     pub patience: u32,
-    /// Whether the guest's output is also printed as it comes.
-    pub verbose: bool,
+    /// What is also printed as it comes: 1 the command's output, 2 the kernel's console too.
+    pub verbose: u8,
 }
 
 impl Place {
@@ -102,9 +102,9 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
     let mut qemu = Process::start(QEMU, qemu)?;
     let mut accept = |socket: Socket| socket.accept(&mut qemu, &qemu_log);
     // QEMU waits for nobody here, but connects in the order in which it was told.
-    let console = keep(accept(console)?, folder.join("console.log"), place.verbose)?;
+    let console = keep(accept(console)?, folder.join("console.log"), place.verbose > 1)?;
     let monitor = accept(monitor)?;
-    let results_port = keep(accept(results_port)?, folder.join("output.log"), place.verbose)?;
+    let results_port = keep(accept(results_port)?, folder.join("output.log"), place.verbose > 0)?;
     let kernel_port = keep(accept(kernel_port)?, folder.join("kernel.log"), false)?;
     let host_port = accept(host_port)?;
     let link = HostLink { monitor: Monitor::greet(monitor)?, endpoints, folder: folder.clone() };
