@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The arguments of one call, and the word by which ranks compare them.
 
+use super::MAX_RANKS;
 use crate::{
     error::{Error, Rank},
     plan::{Collective, Plan},
@@ -21,7 +22,13 @@ pub struct Arguments {
     pub input_count: usize,
     pub output: *mut u8,
     pub output_count: usize,
+    /// Where the peers' registered inputs and outputs lie in this process; null where there are none.
+    pub peers: ([*const u8; MAX_RANKS], [*const u8; MAX_RANKS]),
+    /// Which registered buffers and which part of them, so that ranks see when they pass different ones.
+    pub place: u64,
 }
+
+const NO_PEERS: ([*const u8; MAX_RANKS], [*const u8; MAX_RANKS]) = ([std::ptr::null(); MAX_RANKS], [std::ptr::null(); MAX_RANKS]);
 
 impl Arguments {
     /// One buffer as input and output. The caller holds the borrow until the call has ended. `S` is `kind`'s type, or bytes.
@@ -29,7 +36,20 @@ impl Arguments {
         let count = size_of_val(buffer) / kind.size();
         let pointer = buffer.as_mut_ptr().cast::<u8>();
         let (input, output) = (pointer.cast_const(), pointer);
-        Self { collective, kind, op: Op::Sum, count, root: 0, peer: 0, input, input_count: count, output, output_count: count }
+        Self {
+            collective,
+            kind,
+            op: Op::Sum,
+            count,
+            root: 0,
+            peer: 0,
+            input,
+            input_count: count,
+            output,
+            output_count: count,
+            peers: NO_PEERS,
+            place: 0,
+        }
     }
 
     /// Two buffers. The caller holds both borrows until the call has ended.
@@ -45,6 +65,8 @@ impl Arguments {
             input_count: input.len(),
             output: output.as_mut_ptr().cast(),
             output_count: output.len(),
+            peers: NO_PEERS,
+            place: 0,
         }
     }
 
@@ -61,7 +83,16 @@ impl Arguments {
     pub fn word(&self, plan: &Plan) -> u32 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         let shape = &plan.shape;
-        for value in [plan.algorithm as usize, shape.ranks, shape.count, shape.chunk, shape.root, shape.peer, plan.depth] {
+        for value in [
+            plan.algorithm as usize,
+            shape.ranks,
+            shape.count,
+            shape.chunk,
+            shape.root,
+            shape.peer,
+            plan.depth,
+            self.place as usize,
+        ] {
             hash = (hash ^ value as u64).wrapping_mul(0x0000_0100_0000_01b3);
             hash ^= hash >> 29;
         }

@@ -98,8 +98,9 @@ impl Run {
         let place = |number: usize| scratch.wrapping_add(self.scratch_bytes(lane + number));
 
         let mut ins = [In { ptr: std::ptr::null(), form: Form::Element }; MAX_RANKS];
-        for (slot, source) in ins.iter_mut().zip(&step.sources) {
-            *slot = match *source {
+        let mut inputs = 0;
+        for source in &step.sources {
+            ins[inputs] = match *source {
                 Source::Input(start) => {
                     In { ptr: self.arguments.input.wrapping_add((start + offset) * kind.size()), form: Form::Element }
                 }
@@ -107,48 +108,45 @@ impl Run {
                     In { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
                 }
                 Source::Scratch(number) => In { ptr: place(number), form: Form::Partial },
-                Source::PeerInput { of, .. } | Source::PeerOutput { of, .. } => return Err(self.unregistered(of)),
-                Source::Link { from, form } => {
-                    let (header, payload) = match deadline {
-                        Some(deadline) => links.receive(from, deadline)?,
-                        None => match links.try_receive(from)? {
-                            Some(record) => record,
-                            None => return Ok(false),
-                        },
-                    };
-                    let payload = (payload.as_ptr(), payload.len());
-                    self.check(links.rank(), from, header, payload.1, step, len * kind.size_as(form))?;
-                    In { ptr: payload.0, form }
-                }
+                Source::PeerInput { of, start } => self.peer(of, start + offset, false)?,
+                Source::PeerOutput { of, start } => self.peer(of, start + offset, true)?,
+                Source::Signal(from) => match self.record(links, from, step, 0, deadline)? {
+                    Some(_) => continue,
+                    None => return Ok(false),
+                },
+                Source::Link { from, form } => match self.record(links, from, step, len * kind.size_as(form), deadline)? {
+                    Some(ptr) => In { ptr, form },
+                    None => return Ok(false),
+                },
             };
+            inputs += 1;
         }
         let mut outs = [Out { ptr: std::ptr::null_mut(), form: Form::Element }; MAX_RANKS + 1];
-        for (slot, target) in outs.iter_mut().zip(&step.targets) {
-            *slot = match *target {
+        let mut outputs = 0;
+        for target in &step.targets {
+            outs[outputs] = match *target {
                 Target::Output(start) => {
                     Out { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
                 }
                 Target::Scratch(number) => Out { ptr: place(number), form: Form::Partial },
-                Target::PeerOutput { of, .. } => return Err(self.unregistered(of)),
-                Target::Link { to, form } => {
-                    let bytes = len * kind.size_as(form);
-                    let mut room = match deadline {
-                        Some(deadline) => links.reserve(to, bytes, deadline)?,
-                        None => match links.try_reserve(to, bytes)? {
-                            Some(room) => room,
-                            None => return Ok(false),
-                        },
-                    };
-                    Out { ptr: room.as_mut_ptr(), form }
-                }
+                Target::Signal(to) => match room(links, to, 0, deadline)? {
+                    Some(_) => continue,
+                    None => return Ok(false),
+                },
+                Target::Link { to, form } => match room(links, to, len * kind.size_as(form), deadline)? {
+                    Some(ptr) => Out { ptr, form },
+                    None => return Ok(false),
+                },
             };
+            outputs += 1;
         }
         let divisor = step.finish.then_some(self.plan.ranks());
-        let (ins, outs) = (&ins[..step.sources.len()], &outs[..step.targets.len()]);
+        let (ins, outs) = (&ins[..inputs], &outs[..outputs]);
         if !(in_place(ins, outs)) {
             // SAFETY:
             // - input and output are borrowed by the caller of the collective for as long as this run lives, and a step's span lies
             //   inside them: the plan was checked and its lengths are those of the buffers;
+            // - peers' registered buffers stay mapped while their owner's borrow of its own lasts, and are as long as this one;
             // - scratch was sized for all lanes and places in `advance`;
             // - records stay where they are until released and reservations until committed (`Links`), and their lengths are
             //   checked: received ones above, reserved ones by the contract of `reserve`;
@@ -156,14 +154,17 @@ impl Run {
             unsafe { reduce::fold(isa, kind, self.arguments.op, ins, outs, len, divisor) };
         }
         for target in &step.targets {
-            if let Target::Link { to, form } = *target {
-                let header = RecordHeader { epoch: self.epoch, step: self.sent[to], shard: step.shard, call: self.word, crc: 0 };
-                links.commit(to, header, len * kind.size_as(form))?;
-                self.sent[to] = self.sent[to].wrapping_add(1);
-            }
+            let (to, bytes) = match *target {
+                Target::Link { to, form } => (to, len * kind.size_as(form)),
+                Target::Signal(to) => (to, 0),
+                _ => continue,
+            };
+            let header = RecordHeader { epoch: self.epoch, step: self.sent[to], shard: step.shard, call: self.word, crc: 0 };
+            links.commit(to, header, bytes)?;
+            self.sent[to] = self.sent[to].wrapping_add(1);
         }
         for source in &step.sources {
-            if let Source::Link { from, .. } = *source {
+            if let Source::Link { from, .. } | Source::Signal(from) = *source {
                 links.release(from)?;
                 self.received[from] = self.received[from].wrapping_add(1);
             }
@@ -171,8 +172,38 @@ impl Run {
         Ok(true)
     }
 
-    fn unregistered(&self, of: Rank) -> Error {
-        Error::Argument(format!("{} works on registered buffers only, and that of rank {of} is not", self.plan.algorithm))
+    /// The next record from a peer, checked; nothing if it would have to be waited for.
+    fn record<L: Links>(
+        &self,
+        links: &mut L,
+        from: Rank,
+        step: &Step,
+        want: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Option<*const u8>> {
+        let (header, payload) = match deadline {
+            Some(deadline) => links.receive(from, deadline)?,
+            None => match links.try_receive(from)? {
+                Some(record) => record,
+                None => return Ok(None),
+            },
+        };
+        let (ptr, len) = (payload.as_ptr(), payload.len());
+        self.check(links.rank(), from, header, len, step, want)?;
+        Ok(Some(ptr))
+    }
+
+    /// Where a peer's registered buffer lies, from element `at` on.
+    fn peer(&self, of: Rank, at: usize, output: bool) -> Result<In> {
+        let (inputs, outputs) = self.arguments.peers;
+        let start = if output { outputs } else { inputs }[of];
+        if start.is_null() {
+            return Err(Error::Argument(format!(
+                "{} works on registered buffers only, and that of rank {of} is not",
+                self.plan.algorithm
+            )));
+        }
+        Ok(In { ptr: start.wrapping_add(at * self.arguments.kind.size()), form: Form::Element })
     }
 
     /// Compares all that a record says about itself with what the plan expects.
@@ -201,6 +232,14 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// Room for a record to a peer; nothing if it would have to be waited for.
+fn room<L: Links>(links: &mut L, to: Rank, bytes: usize, deadline: Option<Instant>) -> Result<Option<*mut u8>> {
+    Ok(match deadline {
+        Some(deadline) => Some(links.reserve(to, bytes, deadline)?.as_mut_ptr()),
+        None => links.try_reserve(to, bytes)?.map(|mut room| room.as_mut_ptr()),
+    })
 }
 
 /// Whether the step would only copy a chunk onto itself.

@@ -123,7 +123,7 @@ pub enum Algorithm {
     RecursiveDoubling = 5,
     /// Reduce inside each part of a tree, across the parts, and back down.
     Hierarchical = 6,
-    /// As [`Algorithm::TwoShot`], but straight from and to the peers' registered buffers; records only signal.
+    /// As [`Algorithm::TwoShot`], but straight from the peers' registered buffers; records only signal.
     Direct = 7,
 }
 
@@ -265,7 +265,8 @@ impl Plan {
     /// not run in that window.
     pub fn span(&self, step: &Step, window: usize) -> Option<(usize, usize)> {
         if step.len == 0 {
-            return (window == 0).then_some((0, 0));
+            let runs = if step.last { self.windows() - 1 } else { 0 };
+            return (window == runs).then_some((0, 0));
         }
         let start = window * self.shape.chunk;
         (start < step.len).then(|| (start, self.shape.chunk.min(step.len - start)))

@@ -28,6 +28,8 @@ pub enum Source {
         /// How the elements lie in it.
         form: Form,
     },
+    /// A record without data from a peer: it vouches for what the peer did before it.
+    Signal(Rank),
     /// A peer's registered input buffer, read where it lies.
     PeerInput {
         /// Whose.
@@ -58,13 +60,8 @@ pub enum Target {
         /// How the elements lie in it.
         form: Form,
     },
-    /// A peer's registered output buffer, written where it lies.
-    PeerOutput {
-        /// Whose.
-        of: Rank,
-        /// The shard's first element there.
-        start: usize,
-    },
+    /// A record without data to a peer, sent after all else of the step is stored.
+    Signal(Rank),
 }
 
 /// Combine all sources in the order listed, store to all targets.
@@ -72,8 +69,10 @@ pub enum Target {
 pub struct Step {
     /// The number that the records of this step carry, so that the reader can tell a shard from another.
     pub shard: u16,
-    /// Length of the shard in elements. A step of length 0 carries no data and runs once: a signal or a wait.
+    /// Length of the shard in elements. A step of length 0 carries no data and runs once, in the first window or the last.
     pub len: usize,
+    /// For a step of length 0: whether it runs in the last window.
+    pub last: bool,
     /// From where.
     pub sources: Vec<Source>,
     /// To where.
@@ -107,31 +106,31 @@ impl Target {
 impl Step {
     /// Moves a shard without changing it.
     pub(crate) fn copy(shard: usize, len: usize, source: Source, targets: Vec<Target>) -> Self {
-        Self { shard: shard as u16, len, sources: vec![source], targets, finish: false }
+        Self { shard: shard as u16, len, sources: vec![source], targets, finish: false, last: false }
     }
 
     /// Combines a shard; the result is not final.
     pub(crate) fn combine(shard: usize, len: usize, sources: Vec<Source>, targets: Vec<Target>) -> Self {
-        Self { shard: shard as u16, len, sources, targets, finish: false }
+        Self { shard: shard as u16, len, sources, targets, finish: false, last: false }
     }
 
     /// Combines a shard; the result is final.
     pub(crate) fn finish(shard: usize, len: usize, sources: Vec<Source>, targets: Vec<Target>) -> Self {
-        Self { shard: shard as u16, len, sources, targets, finish: true }
+        Self { shard: shard as u16, len, sources, targets, finish: true, last: false }
     }
 
     /// Tells a peer that this rank has come so far.
     pub(crate) fn signal(to: Rank) -> Self {
-        Self::copy(0, 0, Source::Input(0), vec![Target::element(to)]).without_data()
+        Self::combine(0, 0, vec![], vec![Target::Signal(to)])
     }
 
     /// Waits for a signal.
     pub(crate) fn wait(from: Rank) -> Self {
-        Self { shard: 0, len: 0, sources: vec![Source::element(from)], targets: vec![], finish: false }
+        Self::combine(0, 0, vec![Source::Signal(from)], vec![])
     }
 
-    fn without_data(mut self) -> Self {
-        self.sources.clear();
-        self
+    /// A step without data that runs after all windows have come through the phases before.
+    pub(crate) fn at_the_end(self) -> Self {
+        Self { last: true, ..self }
     }
 }

@@ -203,7 +203,7 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
             Source::Input(start) => start + step.len <= plan.input,
             Source::Output(start) => start + step.len <= plan.output,
             Source::Scratch(number) => number < plan.scratch,
-            Source::Link { from, .. } => peer(from),
+            Source::Link { from, .. } | Source::Signal(from) => peer(from),
             Source::PeerInput { of, start } | Source::PeerOutput { of, start } => {
                 peer(of) && start + step.len <= plan.shape.count
             }
@@ -216,8 +216,7 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
         let fits = match *target {
             Target::Output(start) => start + step.len <= plan.output,
             Target::Scratch(number) => number < plan.scratch,
-            Target::Link { to, .. } => peer(to),
-            Target::PeerOutput { of, start } => peer(of) && start + step.len <= plan.shape.count,
+            Target::Link { to, .. } | Target::Signal(to) => peer(to),
         };
         if !fits {
             return bad(format!("{target:?} with {} elements is outside", step.len));
@@ -226,10 +225,13 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
             return bad(format!("{target:?} is stored to twice"));
         }
     }
-    if step.len > 0 && (step.sources.is_empty() || step.targets.is_empty()) {
-        return bad("a step with data needs a source and a target".into());
+    let data = |s: &&Source| !matches!(s, Source::Signal(_));
+    if (step.len > 0) != step.sources.iter().any(|s| data(&s))
+        || (step.len > 0) != step.targets.iter().any(|t| !matches!(t, Target::Signal(_)))
+    {
+        return bad("a step with data needs a source and a target, one without neither".into());
     }
-    if step.sources.len() > plan.ranks() || step.targets.len() > plan.ranks() + 1 {
+    if step.sources.iter().filter(data).count() > plan.ranks() || step.targets.len() > plan.ranks() + 1 {
         return bad("more sources or targets than there are ranks".into());
     }
     Ok(())
@@ -239,7 +241,8 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
 struct Record {
     shard: u16,
     len: usize,
-    form: Form,
+    /// None for a signal.
+    form: Option<Form>,
     value: Value,
     clock: Clock,
 }
@@ -261,10 +264,10 @@ impl<'a> Group<'a> {
         let n = plans.len();
         let programs: Vec<Vec<Move<'a>>> = plans.iter().map(|p| p.program().collect()).collect();
         let steps = programs.iter().map(Vec::len).sum();
-        let registered = plans.iter().flat_map(|p| p.phases.iter().flatten()).any(|s| {
-            s.sources.iter().any(|s| matches!(s, Source::PeerInput { .. } | Source::PeerOutput { .. }))
-                || s.targets.iter().any(|t| matches!(t, Target::PeerOutput { .. }))
-        });
+        let registered = plans
+            .iter()
+            .flat_map(|p| p.phases.iter().flatten())
+            .any(|s| s.sources.iter().any(|s| matches!(s, Source::PeerInput { .. } | Source::PeerOutput { .. })));
         Self {
             plans,
             in_place,
@@ -304,12 +307,12 @@ impl<'a> Group<'a> {
     fn blocked_by(&self, rank: Rank, step: &Step) -> Option<(Rank, &'static str)> {
         let held = |from, to| self.links.get(&(from, to)).map_or(0, VecDeque::len);
         let empty = step.sources.iter().find_map(|s| match *s {
-            Source::Link { from, .. } if held(from, rank) == 0 => Some((from, "a record")),
+            Source::Link { from, .. } | Source::Signal(from) if held(from, rank) == 0 => Some((from, "a record")),
             _ => None,
         });
         empty.or_else(|| {
             step.targets.iter().find_map(|t| match *t {
-                Target::Link { to, .. } if held(rank, to) >= self.plans[rank].depth => Some((to, "room")),
+                Target::Link { to, .. } | Target::Signal(to) if held(rank, to) >= self.plans[rank].depth => Some((to, "room")),
                 _ => None,
             })
         })
@@ -322,23 +325,33 @@ impl<'a> Group<'a> {
         // First all records, so that the accesses below are ordered after what the senders did.
         let mut records: HashMap<Rank, VecDeque<Record>> = HashMap::new();
         for source in &step.sources {
-            if let Source::Link { from, form } = *source {
+            let expected = match *source {
+                Source::Link { from, form } => Some((from, len, Some(form))),
+                Source::Signal(from) => Some((from, 0, None)),
+                _ => None,
+            };
+            if let Some((from, len, form)) = expected {
                 let Some(record) = self.links.get_mut(&(from, rank)).and_then(VecDeque::pop_front) else {
                     return Err(place(format!("takes two records from rank {from} at once")));
                 };
                 if (record.shard, record.len, record.form) != (step.shard, len, form) {
-                    let say = |shard, len, form| format!("shard {shard}, {len} elements, {form:?}");
+                    let say = |shard, len, form: Option<Form>| match form {
+                        Some(form) => format!("shard {shard}, {len} elements, {form:?}"),
+                        None => format!("a signal for shard {shard}"),
+                    };
                     let (got, want) = (say(record.shard, record.len, record.form), say(step.shard, len, form));
                     return Err(Flaw::Record { rank, phase, window, from, got, want });
                 }
                 self.order.receive(rank, &record.clock);
-                records.entry(from).or_default().push_back(record);
+                if form.is_some() {
+                    records.entry(from).or_default().push_back(record);
+                }
             }
         }
         let mut values = Vec::with_capacity(step.sources.len());
         for source in &step.sources {
             values.push(match *source {
-                _ if len == 0 => continue,
+                Source::Signal(_) => continue,
                 Source::Input(start) => {
                     self.order.touch(Access::reads(rank, rank, true, start + offset, len))?;
                     self.memory[rank].input(start + offset, len).map_err(place)?
@@ -364,32 +377,39 @@ impl<'a> Group<'a> {
         }
         let value = Value::combine(values, step.finish, plan.collective.reduces()).map_err(place)?;
         for target in &step.targets {
-            let rounds =
-                matches!(target, Target::Output(_) | Target::PeerOutput { .. } | Target::Link { form: Form::Element, .. });
+            let rounds = matches!(target, Target::Output(_) | Target::Link { form: Form::Element, .. });
             if rounds && !value.exact() {
                 return Err(place(format!("{target:?} would round a partial result")));
             }
             match *target {
                 Target::Output(start) => {
-                    self.order.touch(Access::writes(rank, rank, start + offset, len))?;
+                    self.order.touch(Access::writes(rank, rank, false, start + offset, len))?;
                     self.memory[rank].store_output(start + offset, len, value.clone()).map_err(place)?;
-                }
-                Target::PeerOutput { of, start } => {
-                    self.order.touch(Access::writes(rank, of, start + offset, len))?;
-                    self.memory[of].store_output(start + offset, len, value.clone()).map_err(place)?;
                 }
                 Target::Scratch(number) => self.memory[rank].store_scratch(lane, number, len, value.clone()),
                 Target::Link { to, form } => {
-                    let record = Record { shard: step.shard, len, form, value: value.clone(), clock: self.order.send(rank) };
-                    let link = self.links.entry((rank, to)).or_default();
-                    link.push_back(record);
-                    self.proof.depth = self.proof.depth.max(link.len());
-                    if link.len() > plan.depth {
-                        return Err(place(format!("sends two records to rank {to} at once")));
-                    }
                     self.proof.carried[rank * self.plans.len() + to] += len;
+                    let clock = self.order.send(rank);
+                    self.send(rank, to, Record { shard: step.shard, len, form: Some(form), value: value.clone(), clock })?;
                 }
+                Target::Signal(_) => {}
             }
+        }
+        for target in &step.targets {
+            if let Target::Signal(to) = *target {
+                let clock = self.order.send(rank);
+                self.send(rank, to, Record { shard: step.shard, len: 0, form: None, value: value.clone(), clock })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, rank: Rank, to: Rank, record: Record) -> Result<(), Flaw> {
+        let link = self.links.entry((rank, to)).or_default();
+        link.push_back(record);
+        self.proof.depth = self.proof.depth.max(link.len());
+        if link.len() > self.plans[rank].depth {
+            return Err(Flaw::Place { rank, phase: 0, what: format!("a step sends two records to rank {to} at once") });
         }
         Ok(())
     }

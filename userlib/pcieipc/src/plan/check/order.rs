@@ -27,8 +27,8 @@ impl Access {
         Self { by, of, input, write: false, start, end: start + len, time: 0 }
     }
 
-    pub fn writes(by: Rank, of: Rank, start: usize, len: usize) -> Self {
-        Self { by, of, input: false, write: true, start, end: start + len, time: 0 }
+    pub fn writes(by: Rank, of: Rank, input: bool, start: usize, len: usize) -> Self {
+        Self { by, of, input, write: true, start, end: start + len, time: 0 }
     }
 }
 
@@ -63,7 +63,7 @@ impl Order {
     }
 
     fn whole(rank: Rank, plan: &Plan) -> [Access; 2] {
-        [Access { input: true, ..Access::writes(rank, rank, 0, plan.input) }, Access::writes(rank, rank, 0, plan.output)]
+        [Access::writes(rank, rank, true, 0, plan.input), Access::writes(rank, rank, false, 0, plan.output)]
     }
 
     pub fn send(&mut self, rank: Rank) -> Clock {

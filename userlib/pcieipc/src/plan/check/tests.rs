@@ -53,7 +53,7 @@ fn a_source_taken_twice_is_found() {
 #[test]
 fn a_shorter_shard_is_found() {
     every_change_is_found(|step| {
-        step.len = step.len.saturating_sub(1);
+        step.len = step.len.saturating_sub(4);
         step.len > 0
     });
 }
@@ -123,7 +123,7 @@ fn too_little_room_on_links_is_found() {
 
 #[test]
 fn registered_buffers_without_a_signal_before_or_after_are_a_race() {
-    for phase in [0, 3] {
+    for phase in [0, 4] {
         let mut bad = plans(Algorithm::Direct, 3, 30, 4);
         for plan in &mut bad {
             plan.phases[phase].clear();
@@ -134,11 +134,19 @@ fn registered_buffers_without_a_signal_before_or_after_are_a_race() {
 }
 
 #[test]
+fn a_result_copied_before_its_signal_is_a_race() {
+    let mut bad = plans(Algorithm::Direct, 3, 30, 4);
+    bad[1].phases[2][0].targets.retain(|t| *t != Target::Signal(2));
+    bad[2].phases[3].iter_mut().for_each(|s| s.sources.retain(|s| *s != Source::Signal(1)));
+    assert!(check(&bad).is_err());
+}
+
+#[test]
 fn one_missing_signal_pair_is_a_race() {
-    for (signals, waits) in [(0, 1), (3, 4)] {
+    for (signals, waits) in [(0, 1), (4, 5)] {
         let mut bad = plans(Algorithm::Direct, 3, 30, 4);
-        bad[1].phases[signals].retain(|s| s.targets != [Target::element(2)]);
-        bad[2].phases[waits].retain(|s| s.sources != [Source::element(1)]);
+        bad[1].phases[signals].retain(|s| s.targets != [Target::Signal(2)]);
+        bad[2].phases[waits].retain(|s| s.sources != [Source::Signal(1)]);
         assert!(matches!(check(&bad), Err(Flaw::Race(_))), "{signals}");
     }
 }
