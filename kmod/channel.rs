@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A channel: a ring with one reader, who made it, and one writer, who got its descriptor.
+//!
+//! The kernel knows three areas, data, tail and head, and who may write which; what is in them is the users' business.
+
+use crate::{bucket::Bucket, endpoint::Endpoint, eventfd::EventFd, limits, memory::Pages};
+use kernel::{
+    new_mutex, new_spinlock_irq,
+    fs::File,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{Acquire, Atomic, Full, Relaxed, Release},
+        poll::{PollCondVarBox, PollTable},
+        Arc, Mutex, SpinLockIrq,
+    },
+};
+
+/// Endpoints of others for whose engines the data area is mapped.
+struct Importers {
+    open: bool,
+    list: KVec<(Arc<Endpoint>, u64)>,
+}
+
+/// See the module's documentation.
+#[pin_data]
+pub(crate) struct Channel {
+    /// Id within the session, and in the endpoint's ring table.
+    pub(crate) id: u32,
+    /// Vector that wakes the reader.
+    pub(crate) vector: u32,
+    /// The reader's endpoint.
+    pub(crate) endpoint: Arc<Endpoint>,
+    /// The data area.
+    pub(crate) data: Arc<Pages>,
+    /// The writer's page.
+    pub(crate) tail: Arc<Pages>,
+    /// The reader's page.
+    pub(crate) head: Arc<Pages>,
+    /// The data area's DMA mapping at the reader's endpoint.
+    pub(crate) key: u64,
+    /// Its pieces.
+    pub(crate) segments: u32,
+    /// The reader's generation.
+    generation: Atomic<u64>,
+    /// 1 while a descriptor is out.
+    exported: Atomic<u32>,
+    /// How often room was given back.
+    freed: Atomic<u64>,
+    waiters: PollCondVarBox,
+    #[pin]
+    writer: SpinLockIrq<Option<EventFd>>,
+    #[pin]
+    importers: Mutex<Importers>,
+    closed: Atomic<u32>,
+    /// Limits the rings through the descriptor.
+    bucket: Bucket,
+}
+
+impl Channel {
+    /// Makes a channel on `endpoint`, mapped for it and listed with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pages::charged`] and [`Endpoint::map`].
+    pub(crate) fn new(
+        endpoint: &Arc<Endpoint>,
+        generation: u64,
+        id: u32,
+        vector: u32,
+        data_bytes: u64,
+    ) -> Result<Arc<Self>> {
+        let node = endpoint.identity.numa_node;
+        let data = Pages::charged((data_bytes / PAGE_SIZE as u64) as usize, node)?;
+        let tail = Pages::charged(1, node)?;
+        let head = Pages::charged(1, node)?;
+        let waiters = PollCondVarBox::new(c"pcieipc_writer", kernel::static_lock_class!())?;
+        let (key, segments) = endpoint.map(&data, generation, (id & 0x7fff) << 16)?;
+        let channel = Arc::pin_init(
+            pin_init!(Self {
+                id,
+                vector,
+                endpoint: endpoint.clone(),
+                data,
+                tail,
+                head,
+                key,
+                segments,
+                generation: Atomic::new(generation),
+                exported: Atomic::new(0),
+                freed: Atomic::new(0),
+                waiters,
+                writer <- new_spinlock_irq!(None, "pcieipc_writer"),
+                importers <- new_mutex!(Importers { open: true, list: KVec::new() }, "pcieipc_importers"),
+                closed: Atomic::new(0),
+                bucket: Bucket::new(),
+            }),
+            GFP_KERNEL,
+        )
+        .inspect_err(|_| endpoint.unmap(key))?;
+        endpoint.adopt(&channel).inspect_err(|_| endpoint.unmap(key))?;
+        Ok(channel)
+    }
+
+    /// Pages that its maker is charged for.
+    pub(crate) fn charged_bytes(&self) -> u64 {
+        self.data.bytes() + self.tail.bytes() + self.head.bytes()
+    }
+
+    /// The generation of the reader's session.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Acquire)
+    }
+
+    /// The reader goes on in a new generation.
+    pub(crate) fn recover(&self, generation: u64) {
+        self.generation.store(generation, Release);
+        self.wake_writer();
+    }
+
+    /// Whether the reader destroyed it or went away.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Acquire) != 0
+    }
+
+    /// Whether the writer may go on.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` when the reader or its endpoint is gone, and what the endpoint's state says.
+    pub(crate) fn check(&self) -> Result {
+        if self.is_closed() {
+            return Err(ENODEV);
+        }
+        self.endpoint.status.check(self.generation())
+    }
+
+    /// Takes the right to have the one descriptor.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` when it is out.
+    pub(crate) fn take_export(&self) -> Result {
+        match self.exported.cmpxchg(0, 1, Full) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(EBUSY),
+        }
+    }
+
+    /// The descriptor was closed everywhere.
+    pub(crate) fn drop_export(&self) {
+        drop(self.set_writer(None));
+        self.exported.store(0, Release);
+    }
+
+    /// Sets the writer's eventfd; the old one is returned to be dropped without the lock.
+    pub(crate) fn set_writer(&self, eventfd: Option<EventFd>) -> Option<EventFd> {
+        core::mem::replace(&mut *self.writer.lock(), eventfd)
+    }
+
+    /// The reader gave room back.
+    pub(crate) fn give_room(&self) {
+        self.freed.add(1, Relaxed);
+        self.wake_writer();
+    }
+
+    /// How often room was given back.
+    pub(crate) fn freed(&self) -> u64 {
+        self.freed.load(Relaxed)
+    }
+
+    /// Wakes the writer, in poll and by its eventfd.
+    pub(crate) fn wake_writer(&self) {
+        self.waiters.notify_all();
+        if let Some(eventfd) = &*self.writer.lock() {
+            eventfd.signal();
+        }
+    }
+
+    /// Registers a writer that polls.
+    pub(crate) fn register(&self, table: &PollTable<'_>, file: &File) {
+        table.register_wait(file, &self.waiters);
+    }
+
+    /// The writer rings the reader.
+    ///
+    /// # Errors
+    ///
+    /// As [`Channel::check`]; `EAGAIN` over the rate limit.
+    pub(crate) fn ring(&self) -> Result {
+        self.check()?;
+        self.bucket.take(limits::doorbells_per_second())?;
+        self.endpoint.ring(self.vector)
+    }
+
+    /// Maps the data area for another endpoint's engine too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::map`]; `ENODEV` when the channel is closed.
+    pub(crate) fn import(&self, endpoint: &Arc<Endpoint>, generation: u64, id: u32) -> Result<u64> {
+        let mut importers = self.importers.lock();
+        if !importers.open {
+            return Err(ENODEV);
+        }
+        importers.list.reserve(1, GFP_KERNEL)?;
+        let tag = crate::hardware::FOREIGN | (id & 0x7fff) << 16;
+        let (key, _) = endpoint.map(&self.data, generation, tag)?;
+        // Cannot fail, room was reserved.
+        let _ = importers.list.push((endpoint.clone(), key), GFP_KERNEL);
+        Ok(key)
+    }
+
+    /// Takes an import back.
+    pub(crate) fn unimport(&self, endpoint: &Arc<Endpoint>, key: u64) {
+        let mut importers = self.importers.lock();
+        let index = importers
+            .list
+            .iter()
+            .position(|(other, other_key)| *other_key == key && Arc::ptr_eq(other, endpoint));
+        let entry = index.and_then(|index| importers.list.remove(index).ok());
+        drop(importers);
+        endpoint.unmap(key);
+        drop(entry);
+    }
+
+    /// The reader destroys it: no device reaches its memory any more; users keep what they mapped.
+    pub(crate) fn close(self: &Arc<Self>) {
+        if self.closed.cmpxchg(0, 1, Full).is_err() {
+            return;
+        }
+        let list = {
+            let mut importers = self.importers.lock();
+            importers.open = false;
+            core::mem::replace(&mut importers.list, KVec::new())
+        };
+        for (endpoint, key) in list.iter() {
+            endpoint.unmap(*key);
+        }
+        self.endpoint.disown(self);
+        self.wake_writer();
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The PCI driver: probe and unbind.
+
+use crate::{
+    endpoint::{device_raw, pci_raw, Endpoint},
+    engine,
+    monitor::Running,
+    profile::{Profile, Signature},
+    registers::Registers,
+    registry,
+    vector::Handler,
+};
+use kernel::{
+    bindings,
+    device::{self, Core},
+    dma::{Device as _, DmaMask},
+    irq, pci,
+    prelude::*,
+    sync::Arc,
+};
+
+/// The driver of all endpoints.
+pub(crate) struct Driver;
+
+/// What a bound device owns; dropped after unbind, in this order.
+pub(crate) struct Bound<'bound> {
+    /// They run until they are freed, so they go first.
+    irqs: KVec<Pin<KBox<irq::Registration<'bound, Handler>>>>,
+    vectors: KBox<pci::IrqVectorRegistration<'bound>>,
+    monitor: Running,
+    endpoint: Arc<Endpoint>,
+    _disable: Enabled,
+}
+
+impl Bound<'_> {
+    /// The endpoint.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+}
+
+/// An enabled device; dropping it disables the device.
+struct Enabled(*mut bindings::pci_dev);
+
+// SAFETY: Held by `Bound` only, whose drop runs with the device lock held.
+unsafe impl Send for Enabled {}
+// SAFETY: It has no methods.
+unsafe impl Sync for Enabled {}
+
+impl Drop for Enabled {
+    fn drop(&mut self) {
+        // SAFETY: The device is valid until the driver core has let go of it, which is after this drop.
+        unsafe { bindings::pci_disable_device(self.0) };
+    }
+}
+
+const fn id(vendor: u32, device: u32) -> pci::DeviceId {
+    // SAFETY: `pci::DeviceId` is a transparent wrapper of `pci_device_id`; it offers no constructor for a vendor without a name.
+    unsafe {
+        core::mem::transmute::<bindings::pci_device_id, pci::DeviceId>(bindings::pci_device_id {
+            vendor,
+            device,
+            subvendor: !0,
+            subdevice: !0,
+            class: 0,
+            class_mask: 0,
+            driver_data: 0,
+            override_only: 0,
+        })
+    }
+}
+
+// Only the soft endpoint; all others are bound by an administrator through driver_override.
+kernel::pci_device_table!(
+    TABLE,
+    <Driver as pci::Driver>::IdInfo,
+    [(id(0x1234, 0x7069), Profile::SOFT)]
+);
+
+impl pci::Driver for Driver {
+    type IdInfo = Profile;
+    type Data<'bound> = Bound<'bound>;
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        info: Option<&'bound Profile>,
+    ) -> impl PinInit<Bound<'bound>, Error> + 'bound {
+        pin_init::pin_init_scope(move || bind(pdev, info))
+    }
+
+    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Bound<'bound>>) {
+        this.monitor.disarm();
+        registry::remove(&this.endpoint);
+        this.endpoint.unbind();
+    }
+}
+
+fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profile>) -> Result<Bound<'bound>> {
+    // A driver bound by override has no entry in the table, so it is told apart by its ids.
+    let mut profile = *info.ok_or(ENODEV)?;
+    // SAFETY: The device is being probed.
+    if unsafe { crate::inline::pci_channel_offline(pci_raw(pdev)) } {
+        dev_warn!(pdev, "a recovery from an error has failed; remove and rescan the device\n");
+        return Err(EIO);
+    }
+    pdev.enable_device_mem()?;
+    let enabled = Enabled(pci_raw(pdev));
+    // SAFETY: No DMA has been set up yet.
+    unsafe { pdev.dma_set_mask_and_coherent(mask(profile.dma_bits)?)? };
+    // SAFETY: The device is being probed. Pieces of a ring are as large as they can be.
+    unsafe { bindings::dma_set_max_seg_size(device_raw(pdev), u32::MAX) };
+
+    let mut registers = Registers::new();
+    map_bars(pdev, &profile, &mut registers)?;
+    if let Some(signature) = &profile.signature {
+        check_signature(pdev, &registers, signature)?;
+    }
+
+    let (vectors, wanted) = allocate_vectors(pdev, &mut profile)?;
+    let endpoint = Endpoint::new(pdev, profile, registers, wanted)?;
+    pdev.set_master();
+    // SAFETY: The device is being probed. This is the state that a recovery restores.
+    unsafe { bindings::pci_save_state(pci_raw(pdev)) };
+    engine::enable(&endpoint)?;
+    let irqs = request_irqs(&vectors, &endpoint)?;
+    let monitor = Running::new(endpoint.clone())?;
+    registry::add(&endpoint)?;
+    dev_info!(
+        pdev,
+        "endpoint {} ({} vectors, generation {})\n",
+        endpoint.id,
+        wanted,
+        endpoint.status.generation()
+    );
+    Ok(Bound {
+        irqs,
+        vectors,
+        monitor,
+        endpoint,
+        _disable: enabled,
+    })
+}
+
+fn mask(bits: u32) -> Result<DmaMask> {
+    DmaMask::try_new(bits as usize)
+}
+
+fn map_bars(pdev: &pci::Device<device::Bound>, profile: &Profile, registers: &mut Registers) -> Result {
+    registers.map(pdev, profile.doorbell.bar)?;
+    if let Some(rings) = &profile.rings {
+        registers.map(pdev, rings.bar)?;
+    }
+    if let Some(acknowledge) = &profile.acknowledge {
+        registers.map(pdev, acknowledge.bar)?;
+    }
+    Ok(())
+}
+
+fn check_signature(pdev: &pci::Device<device::Bound>, registers: &Registers, signature: &Signature) -> Result {
+    let value = registers.read32(signature.bar, signature.offset)?;
+    if value & signature.mask != signature.value {
+        dev_err!(pdev, "BAR {} does not look like this profile: {value:#x}\n", signature.bar);
+        return Err(ENODEV);
+    }
+    Ok(())
+}
+
+type Vectors<'bound> = KBox<pci::IrqVectorRegistration<'bound>>;
+
+/// Allocates what the profile wants or what there is; returns how many are for users.
+fn allocate_vectors<'bound>(
+    pdev: &'bound pci::Device<device::Bound>,
+    profile: &mut Profile,
+) -> Result<(Vectors<'bound>, u32)> {
+    let types = pci::IrqTypes::default()
+        .with(pci::IrqType::Msi)
+        .with(pci::IrqType::MsiX);
+    let all = profile.engine_vector.map_or(profile.vectors, |vector| profile.vectors.max(vector + 1));
+    let vectors = KBox::new(pdev.alloc_irq_vectors(1, all.max(1), types)?, GFP_KERNEL)?;
+    let got = vectors.len() as u32;
+    if profile.engine_vector.is_some_and(|vector| vector >= got) {
+        profile.engine_vector = None;
+    }
+    Ok((vectors, profile.vectors.min(got)))
+}
+
+fn request_irqs<'bound>(
+    vectors: &Vectors<'bound>,
+    endpoint: &Arc<Endpoint>,
+) -> Result<KVec<Pin<KBox<irq::Registration<'bound, Handler>>>>> {
+    let mut irqs = KVec::with_capacity(vectors.len(), GFP_KERNEL)?;
+    // SAFETY: The registration is boxed, so it does not move, and `Bound` drops the interrupts before it.
+    let vectors: &'bound pci::IrqVectorRegistration<'bound> = unsafe { &*core::ptr::from_ref(&**vectors) };
+    for index in 0..vectors.len() {
+        let request: irq::IrqRequest<'bound> = vectors.index(index)?.into();
+        if let Some(vector) = endpoint.vectors.get(index) {
+            vector.set_irq(request.irq());
+        }
+        let handler = Handler {
+            endpoint: endpoint.clone(),
+            index,
+        };
+        // SAFETY: The box is dropped with `Bound`, never forgotten.
+        let registration = unsafe {
+            irq::Registration::new(
+                request,
+                irq::Flags::TRIGGER_NONE,
+                c"pcieipc",
+                Ok::<Handler, Error>(handler),
+            )
+        };
+        irqs.push(KBox::pin_init(registration, GFP_KERNEL)?, GFP_KERNEL)?;
+    }
+    Ok(irqs)
+}
+

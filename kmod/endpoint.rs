@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An endpoint: one PCIe function, from probe to the last user who remembers it.
+//!
+//! It outlives its binding, because sessions, exported descriptors and interrupts hold references. What belongs to the
+//! device itself is reached only through [`Registers`], which end at unbind, and under the lock of [`Hardware`], which says
+//! whether the device is still bound. After unbind nothing touches the device any more.
+
+use crate::{
+    channel::Channel,
+    engine::Finished,
+    events::{Event, Queue},
+    hardware::Hardware,
+    iommu,
+    link::{self, Link},
+    profile::{BellValue, Profile},
+    recovery::Brake,
+    registers::Registers,
+    registry,
+    status::Status,
+    uapi::{self, kind, state},
+    vector::Vector,
+};
+use kernel::{
+    bindings, new_mutex, pci,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{Atomic, Relaxed},
+        Arc, Mutex,
+    },
+};
+
+/// What tells one device from another; constant while it is bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Identity {
+    /// domain << 16 | bus << 8 | devfn
+    pub(crate) address: u32,
+    /// Vendor id.
+    pub(crate) vendor: u16,
+    /// Device id.
+    pub(crate) device: u16,
+    /// Device Serial Number, 0 when it has none.
+    pub(crate) serial: u64,
+    /// -1 when unknown.
+    pub(crate) numa_node: i32,
+}
+
+/// Counters of an endpoint, all lives of this binding.
+pub(crate) struct Counters {
+    /// Doorbells rung through the module.
+    pub(crate) doorbells: Atomic<u64>,
+    /// Events that full queues lost.
+    pub(crate) events_lost: Atomic<u64>,
+    /// Bytes that the engine moved.
+    pub(crate) dma_bytes: Atomic<u64>,
+    /// Correctable errors reported.
+    pub(crate) correctable: Atomic<u64>,
+}
+
+/// See the module's documentation.
+#[pin_data]
+pub(crate) struct Endpoint {
+    /// Never used again.
+    pub(crate) id: u32,
+    /// The device.
+    pub(crate) pdev: ARef<pci::Device>,
+    /// The port above it.
+    pub(crate) bridge: Option<ARef<pci::Device>>,
+    /// What it is.
+    pub(crate) identity: Identity,
+    /// How it is driven.
+    pub(crate) profile: Profile,
+    /// The IOMMU in front of it.
+    pub(crate) iommu: iommu::View,
+    /// Bytes of its own memory.
+    pub(crate) memory_bytes: u64,
+    /// Bus-side start of the doorbell BAR as the processor sees it, for mapped doorbells.
+    pub(crate) doorbell_start: u64,
+    /// State and generation.
+    pub(crate) status: Status,
+    /// Its vectors.
+    pub(crate) vectors: KVec<Pin<KBox<Vector>>>,
+    /// Its registers.
+    pub(crate) registers: Registers,
+    /// Counters.
+    pub(crate) counters: Counters,
+    /// Vectors that saw a storm since the last look, one bit each.
+    pub(crate) storms: Atomic<u64>,
+    /// Its link as last sampled, and its best.
+    pub(crate) link: Link,
+    /// Limits events about correctable errors.
+    pub(crate) correctable: Brake,
+    /// Completed by the engine's interrupt.
+    #[pin]
+    pub(crate) finished: Finished,
+    /// What may be done to the device, and what was.
+    #[pin]
+    pub(crate) hardware: Mutex<Hardware>,
+}
+
+impl Endpoint {
+    /// A new endpoint, LIVE in a generation of its own, not yet registered.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` without memory.
+    pub(crate) fn new(
+        pdev: &pci::Device<kernel::device::Core<'_>>,
+        profile: Profile,
+        registers: Registers,
+        vectors: u32,
+    ) -> Result<Arc<Self>> {
+        let raw = pci_raw(pdev);
+        // SAFETY: The device is being probed, so it and its bus are valid; a bus below a bridge has `self` set.
+        let (identity, bridge) = unsafe {
+            let bus = (*raw).bus;
+            let domain = crate::inline::pci_domain_nr(bus) as u32;
+            let identity = Identity {
+                address: domain << 16 | u32::from((*bus).number) << 8 | (*raw).devfn,
+                vendor: (*raw).vendor,
+                device: (*raw).device,
+                serial: bindings::pci_get_dsn(raw),
+                numa_node: (*raw).dev.numa_node,
+            };
+            let port = (*bus).self_.cast::<pci::Device>();
+            let bridge = if port.is_null() { None } else { Some(ARef::from(&*port)) };
+            (identity, bridge)
+        };
+        let mut list = KVec::with_capacity(vectors as usize, GFP_KERNEL)?;
+        for index in 0..vectors {
+            list.push(KBox::pin_init(Vector::new(index), GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        let memory_bytes = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_len(bar))?;
+        let doorbell_start = pdev.resource_start(profile.doorbell.bar)?;
+        let link = Link::new(raw);
+        let status = Status::new(state::LIVE, registry::next_generation())?;
+        status.set_link(link.now());
+        let id = registry::next_id();
+        // SAFETY: As above.
+        let iommu = unsafe { iommu::View::of(device_raw(pdev)) };
+        Arc::pin_init(
+            pin_init!(Self {
+                id,
+                pdev: ARef::from(&**pdev),
+                bridge,
+                identity,
+                profile,
+                iommu,
+                memory_bytes,
+                doorbell_start,
+                status,
+                vectors: list,
+                registers,
+                counters: Counters {
+                    doorbells: Atomic::new(0),
+                    events_lost: Atomic::new(0),
+                    dma_bytes: Atomic::new(0),
+                    correctable: Atomic::new(0),
+                },
+                storms: Atomic::new(0),
+                link,
+                correctable: Brake::new(),
+                finished <- Finished::new(),
+                hardware <- new_mutex!(Hardware::new(), "pcieipc_hardware"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The device as the DMA API takes it.
+    pub(crate) fn device(&self) -> *mut bindings::device {
+        device_raw(&self.pdev)
+    }
+
+    /// The device as the PCI core takes it.
+    pub(crate) fn pci(&self) -> *mut bindings::pci_dev {
+        pci_raw(&self.pdev)
+    }
+
+    /// Delivers an event about this endpoint to all who are to see it.
+    pub(crate) fn tell(&self, kind: u32, detail: [u64; 4]) {
+        let lost = registry::publish(&Event {
+            kind,
+            endpoint: self.id,
+            generation: self.status.generation(),
+            detail,
+        });
+        self.counters.events_lost.add(lost, Relaxed);
+    }
+
+    /// Changes the state, tells it and wakes everybody. The order is what readers rely on: word, events, wake-ups.
+    /// The caller holds `hardware`, so changes are told in the order in which they happened.
+    pub(crate) fn change(&self, hardware: &mut Hardware, to: u32, generation: u64) {
+        let from = self.status.state();
+        if from == to || from == state::GONE {
+            return;
+        }
+        self.status.set(to, generation);
+        self.tell(kind::STATE, [u64::from(from), u64::from(to), 0, 0]);
+        for vector in self.vectors.iter() {
+            vector.wake();
+        }
+        for channel in hardware.channels() {
+            channel.wake_writer();
+        }
+        if let Some(queue) = hardware.queue() {
+            queue.wake();
+        }
+        self.finished.complete();
+    }
+
+    /// Every read gave all-ones and the configuration space is gone too: the device is lost, though nobody unbound it.
+    pub(crate) fn lost(&self) {
+        let mut hardware = self.hardware.lock();
+        let now = self.status.state();
+        if now == state::GONE || !hardware.is_bound() {
+            return;
+        }
+        dev_warn!(self.pdev, "no longer answers; treated as removed\n");
+        self.tell(kind::ERROR, [3, 0, 0, 0]);
+        let generation = self.status.generation();
+        self.change(&mut hardware, state::GONE, generation);
+    }
+
+    /// Whether the device still answers on the bus.
+    pub(crate) fn answers(&self) -> bool {
+        let mut ids = 0;
+        // SAFETY: `pdev` holds a reference; reading the configuration space of a device that was removed gives all-ones.
+        let failed = unsafe { bindings::pci_read_config_dword(self.pci(), 0, &mut ids) } != 0;
+        !failed && ids != !0
+    }
+
+    /// Gives the endpoint to a session of generation `wanted` (0 for any).
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` it has a session, `ESTALE` it lives in another generation, `EIO`, `ENODEV` as its state says, `EPERM` when
+    /// its user could aim its DMA and nothing stops that.
+    pub(crate) fn claim(&self, queue: &Arc<Queue>, wanted: u64) -> Result<u64> {
+        iommu::may_attach(self)?;
+        let mut hardware = self.hardware.lock();
+        let generation = self.status.generation();
+        self.status.check(if wanted == 0 { generation } else { wanted })?;
+        hardware.claim(queue)?;
+        Ok(generation)
+    }
+
+    /// Takes the endpoint back from its session.
+    pub(crate) fn release(&self) {
+        let queue = self.hardware.lock().release();
+        drop(queue);
+        for vector in self.vectors.iter() {
+            vector.clear();
+        }
+    }
+
+    /// Rings doorbell `vector`. The store is posted: it is on its way when this returns.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a vector that the endpoint has not, `ENODEV` after unbind.
+    pub(crate) fn ring(&self, vector: u32) -> Result {
+        let index = crate::inline::checked_index(vector, self.vectors.len())?;
+        let bell = &self.profile.doorbell;
+        let value = self.bell_value(index)?;
+        let offset = bell.offset_of(index);
+        if bell.width == 8 {
+            self.registers.write64(bell.bar, offset, u64::from(value))?;
+        } else {
+            self.registers.write32(bell.bar, offset, value)?;
+        }
+        self.counters.doorbells.add(1, Relaxed);
+        Ok(())
+    }
+
+    /// What is stored to ring `vector`.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after unbind, where a register has to be read for it.
+    pub(crate) fn bell_value(&self, vector: usize) -> Result<u32> {
+        Ok(match self.profile.doorbell.value {
+            BellValue::Constant(value) => value,
+            BellValue::Vector(base) => base.wrapping_add(vector as u32),
+            BellValue::OwnId { register } => {
+                self.registers.read32(self.profile.doorbell.bar, register)? << 16 | vector as u32
+            }
+        })
+    }
+
+    /// Acknowledges an interrupt at a device that wants it. False when it was not this device's.
+    pub(crate) fn acknowledge(&self) -> bool {
+        let Some(acknowledge) = &self.profile.acknowledge else {
+            return true;
+        };
+        match self.registers.read32(acknowledge.bar, acknowledge.status) {
+            Ok(0) | Err(_) => false,
+            Ok(pending) => self
+                .registers
+                .write32(acknowledge.bar, acknowledge.clear, pending)
+                .is_ok(),
+        }
+    }
+
+    /// The engine's vector fired.
+    pub(crate) fn engine_finished(&self) {
+        self.finished.complete();
+    }
+
+    /// A vector was masked because it fired too often; the monitor tells it and enables it again.
+    pub(crate) fn storm(&self, vector: u32) {
+        let mut seen = self.storms.load(Relaxed);
+        while let Err(now) = self.storms.cmpxchg(seen, seen | 1 << (vector & 63), Relaxed) {
+            seen = now;
+        }
+    }
+
+    /// Fills in what the ABI tells about an endpoint.
+    pub(crate) fn describe(&self, info: &mut uapi::pcieipc_endpoint_info) {
+        let word = self.status.word();
+        let link = self.status.link();
+        let best = self.link.best();
+        info.state = uapi::status_state(word);
+        info.generation = uapi::status_generation(word);
+        info.serial = self.identity.serial;
+        info.address = self.identity.address;
+        info.vendor = self.identity.vendor;
+        info.device = self.identity.device;
+        info.numa_node = self.identity.numa_node;
+        info.iommu = self.iommu.kind;
+        info.iommu_group = self.iommu.group;
+        info.ep_flags = self.flags();
+        info.vectors = self.vectors.len() as u32;
+        info.link_speed = link::speed(link);
+        info.link_width = link::width(link);
+        info.link_speed_max = link::speed(best);
+        info.link_width_max = link::width(best);
+        info.memory_bytes = self.memory_bytes;
+        info.doorbells = self.counters.doorbells.load(Relaxed);
+        info.interrupts = self.status.interrupts();
+        info.events_lost = self.counters.events_lost.load(Relaxed);
+        info.dma_bytes = self.counters.dma_bytes.load(Relaxed);
+        info.correctable = self.counters.correctable.load(Relaxed);
+        info.profile = self.profile.name;
+    }
+
+    fn flags(&self) -> u32 {
+        let mut flags = 0;
+        if self.hardware.lock().is_claimed() {
+            flags |= uapi::PCIEIPC_EP_ATTACHED;
+        }
+        if self.profile.engine != crate::profile::Engine::None {
+            flags |= uapi::PCIEIPC_EP_DMA_ENGINE;
+        }
+        if self.profile.rings.is_some() {
+            flags |= uapi::PCIEIPC_EP_RING_REGISTERS;
+        }
+        if self.profile.doorbell.isolated {
+            flags |= uapi::PCIEIPC_EP_DOORBELL_PAGE;
+        }
+        if self.memory_bytes > 0 {
+            flags |= uapi::PCIEIPC_EP_MEMORY;
+        }
+        if self.profile.user_dma {
+            flags |= uapi::PCIEIPC_EP_USER_DMA;
+        }
+        flags
+    }
+
+    /// Lists a channel whose reader is this endpoint's session.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` without memory, `ENODEV` after unbind.
+    pub(crate) fn adopt(&self, channel: &Arc<Channel>) -> Result {
+        self.hardware.lock().adopt(channel)
+    }
+
+    /// Unlists a channel, and takes its memory away from the device.
+    pub(crate) fn disown(&self, channel: &Arc<Channel>) {
+        let listed = self.hardware.lock().disown(channel);
+        drop(listed);
+        self.unmap(channel.key);
+    }
+}
+
+/// The `struct device` of a PCI device.
+pub(crate) fn device_raw<C: kernel::device::DeviceContext>(pdev: &pci::Device<C>) -> *mut bindings::device {
+    // SAFETY: Computes the address of a field of a valid device.
+    unsafe { &raw mut (*pci_raw(pdev)).dev }
+}
+
+/// The `struct pci_dev` of a PCI device.
+pub(crate) fn pci_raw<C: kernel::device::DeviceContext>(pdev: &pci::Device<C>) -> *mut bindings::pci_dev {
+    // CAST: `pci::Device` is a transparent wrapper of `struct pci_dev`.
+    core::ptr::from_ref(pdev).cast_mut().cast()
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The endpoint's DMA engine: bounded copies between rings, driven by the kernel.
+//!
+//! The lock of the hardware is held only to start a piece, never while the engine runs, so unbind and error recovery do not
+//! wait for a copy. Whoever takes a ring away stops the engine first.
+
+use crate::{endpoint::Endpoint, hardware::Hardware, profile::Engine, uapi::state};
+use kernel::{
+    bindings,
+    prelude::*,
+    sync::atomic::Relaxed,
+    time::{delay::fsleep, msecs_to_jiffies, Delta},
+    types::Opaque,
+};
+
+/// Registers of the soft endpoint's engine, in BAR 0.
+mod soft {
+    pub(super) const BAR: u32 = 0;
+    pub(super) const STATUS: usize = 0x00c;
+    pub(super) const STATUS_BUSY: u32 = 1 << 1;
+    pub(super) const CONTROL: usize = 0x010;
+    pub(super) const CONTROL_ENGINE: u32 = 1 << 0;
+    pub(super) const CONTROL_RESET: u32 = 1 << 1;
+    pub(super) const SRC: usize = 0x100;
+    pub(super) const DST: usize = 0x108;
+    pub(super) const LEN: usize = 0x110;
+    pub(super) const LEN_MAX: u64 = 0x40_0000;
+    pub(super) const FLAGS: usize = 0x114;
+    pub(super) const FLAGS_RAISE: u32 = 1 << 2;
+    pub(super) const VECTOR: usize = 0x118;
+    pub(super) const START: usize = 0x11c;
+    pub(super) const RESULT: usize = 0x120;
+    pub(super) const RESULT_DONE: u32 = 2;
+    pub(super) const RESULT_ERROR: u32 = 3;
+    pub(super) const STOP: usize = 0x134;
+}
+
+/// How long a stopped engine may take before it is reset.
+const STOP_MS: i64 = 20;
+
+/// Who uses the engine; part of `Hardware`.
+pub(crate) struct Use {
+    busy: bool,
+    /// The ring of the copy that runs was taken away.
+    aborted: bool,
+    keys: [u64; 2],
+}
+
+impl Use {
+    /// Nobody.
+    pub(crate) const fn new() -> Self {
+        Self {
+            busy: false,
+            aborted: false,
+            keys: [0; 2],
+        }
+    }
+
+    /// Whether a copy runs.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Whether a copy runs that uses this mapping.
+    pub(crate) fn uses(&self, key: u64) -> bool {
+        self.busy && self.keys.contains(&key)
+    }
+
+    /// Tells the copy that runs that its ring is gone.
+    pub(crate) fn abort(&mut self) {
+        self.aborted = true;
+    }
+}
+
+/// Completed by the engine's interrupt, and by a change of state.
+#[pin_data]
+pub(crate) struct Finished {
+    #[pin]
+    completion: Opaque<bindings::completion>,
+}
+
+// SAFETY: A completion may be used from any thread and from interrupts.
+unsafe impl Send for Finished {}
+// SAFETY: As above.
+unsafe impl Sync for Finished {}
+
+impl Finished {
+    /// Not completed.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            completion <- Opaque::ffi_init(|slot: *mut bindings::completion| {
+                // SAFETY: `slot` is valid for writes and pinned.
+                unsafe { bindings::init_completion(slot) }
+            }),
+        })
+    }
+
+    /// Wakes one waiter, now or when it comes. May be called from a hard interrupt.
+    pub(crate) fn complete(&self) {
+        // SAFETY: Initialized in `new`.
+        unsafe { bindings::complete(self.completion.get()) };
+    }
+
+    /// Waits until completed, or for about `ms` milliseconds.
+    fn wait(&self, ms: u32) {
+        // SAFETY: Initialized in `new`.
+        unsafe { bindings::wait_for_completion_timeout(self.completion.get(), msecs_to_jiffies(ms).max(1)) };
+    }
+}
+
+/// One side of a copy.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    /// Key of a mapping of the endpoint.
+    pub(crate) key: u64,
+    /// Bytes into it.
+    pub(crate) offset: u64,
+}
+
+/// A bounded copy.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    /// Source.
+    pub(crate) from: Place,
+    /// Destination.
+    pub(crate) to: Place,
+    /// How many bytes.
+    pub(crate) bytes: u64,
+    /// Bound of the whole copy.
+    pub(crate) timeout_ms: u32,
+    /// The session's generation.
+    pub(crate) generation: u64,
+}
+
+/// Copies with the endpoint's engine. Returns when the engine has finished or is stopped.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` without an engine, `EBUSY` when it copies already, `ENOENT` when a ring is not there (any more),
+/// `ETIMEDOUT`, `EREMOTEIO` when the engine reports an error, and what the endpoint's state says.
+pub(crate) fn copy(endpoint: &Endpoint, request: &Request) -> Result {
+    if endpoint.profile.engine != Engine::Soft {
+        return Err(EOPNOTSUPP);
+    }
+    {
+        let mut hardware = endpoint.hardware.lock();
+        endpoint.status.check(request.generation)?;
+        if hardware.engine.busy {
+            return Err(EBUSY);
+        }
+        hardware.engine = Use {
+            busy: true,
+            aborted: false,
+            keys: [request.from.key, request.to.key],
+        };
+    }
+    let result = copy_pieces(endpoint, request);
+    endpoint.hardware.lock().engine = Use::new();
+    result
+}
+
+fn copy_pieces(endpoint: &Endpoint, request: &Request) -> Result {
+    let deadline = now_ms() + u64::from(request.timeout_ms);
+    let mut done = 0;
+    while done < request.bytes {
+        let bytes = start_piece(endpoint, request, done)?;
+        wait_piece(endpoint, request, deadline)?;
+        done += bytes;
+        endpoint.counters.dma_bytes.add(bytes, Relaxed);
+    }
+    Ok(())
+}
+
+/// Starts the largest contiguous piece after the first `done` bytes; returns its length.
+fn start_piece(endpoint: &Endpoint, request: &Request, done: u64) -> Result<u64> {
+    let hardware = endpoint.hardware.lock();
+    check(endpoint, &hardware, request)?;
+    let from = hardware.mapping(request.from.key).ok_or(ENOENT)?;
+    let to = hardware.mapping(request.to.key).ok_or(ENOENT)?;
+    let from = from.locate(request.from.offset + done).ok_or(EINVAL)?;
+    let to = to.locate(request.to.offset + done).ok_or(EINVAL)?;
+    let bytes = (request.bytes - done).min(from.bytes).min(to.bytes).min(soft::LEN_MAX);
+    let registers = &endpoint.registers;
+    registers.write64(soft::BAR, soft::SRC, from.address)?;
+    registers.write64(soft::BAR, soft::DST, to.address)?;
+    registers.write32(soft::BAR, soft::LEN, bytes as u32)?;
+    if let Some(vector) = endpoint.profile.engine_vector {
+        registers.write32(soft::BAR, soft::VECTOR, vector)?;
+        registers.write32(soft::BAR, soft::FLAGS, soft::FLAGS_RAISE)?;
+    } else {
+        registers.write32(soft::BAR, soft::FLAGS, 0)?;
+    }
+    registers.write32(soft::BAR, soft::START, 1)?;
+    Ok(bytes)
+}
+
+fn check(endpoint: &Endpoint, hardware: &Hardware, request: &Request) -> Result {
+    endpoint.status.check(request.generation)?;
+    if hardware.engine.aborted {
+        return Err(ENOENT);
+    }
+    Ok(())
+}
+
+fn wait_piece(endpoint: &Endpoint, request: &Request, deadline: u64) -> Result {
+    loop {
+        // The interrupt is a hint that makes it quick; the register is what counts, and an interrupt may be lost.
+        endpoint.finished.wait(4);
+        {
+            let hardware = endpoint.hardware.lock();
+            check(endpoint, &hardware, request)?;
+        }
+        match endpoint.registers.read32(soft::BAR, soft::RESULT)? {
+            soft::RESULT_DONE => return Ok(()),
+            soft::RESULT_ERROR => return Err(EREMOTEIO),
+            u32::MAX if !endpoint.answers() => {
+                endpoint.lost();
+                return Err(ENODEV);
+            }
+            _ => {}
+        }
+        if now_ms() > deadline {
+            let hardware = endpoint.hardware.lock();
+            check(endpoint, &hardware, request)?;
+            stop(endpoint);
+            // A reset forgets the ring table.
+            reset(endpoint, &hardware)?;
+            return Err(ETIMEDOUT);
+        }
+    }
+}
+
+/// Stops the engine and waits, some milliseconds at most, until it does not touch memory any more. An engine that does not
+/// stop loses the bus.
+pub(crate) fn stop(endpoint: &Endpoint) {
+    if endpoint.profile.engine != Engine::Soft || endpoint.registers.write32(soft::BAR, soft::STOP, 1).is_err() {
+        return;
+    }
+    for _ in 0..STOP_MS {
+        match endpoint.registers.read32(soft::BAR, soft::STATUS) {
+            Ok(status) if status & soft::STATUS_BUSY != 0 => fsleep(Delta::from_millis(1)),
+            _ => return,
+        }
+    }
+    if endpoint.status.state() == state::LIVE {
+        dev_warn!(endpoint.pdev, "the engine does not stop; taken off the bus\n");
+    }
+    endpoint.silence();
+}
+
+/// Resets ring table and engine, and tells the endpoint its rings again.
+///
+/// # Errors
+///
+/// `ENODEV` after unbind.
+fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
+    endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_RESET)?;
+    enable(endpoint)?;
+    endpoint.unsilence();
+    endpoint.program_all(hardware)
+}
+
+/// Lets the engine take orders. Also used in probe and after a reset of the function.
+///
+/// # Errors
+///
+/// `ENODEV` after unbind.
+pub(crate) fn enable(endpoint: &Endpoint) -> Result {
+    if endpoint.profile.engine == Engine::Soft {
+        endpoint
+            .registers
+            .write32(soft::BAR, soft::CONTROL, soft::CONTROL_ENGINE)?;
+    }
+    Ok(())
+}
+
+fn now_ms() -> u64 {
+    // SAFETY: Reads the monotonic clock.
+    unsafe { bindings::ktime_get() as u64 / 1_000_000 }
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The operations of the device node: the one place that sees user pointers of a session's calls.
+
+use crate::{
+    call::{self, must_be_zero, Call},
+    mapping_inode, registry,
+    session::{self, Session},
+    uapi,
+};
+use kernel::{
+    bindings,
+    fs::{
+        file::flags::O_NONBLOCK,
+        File,
+    },
+    iov::IovIterDest,
+    prelude::*,
+    sync::{poll::PollTable, Arc, ArcBorrow},
+    uaccess::{UserPtr, UserSlice},
+};
+
+/// Operations of a kind of file.
+pub(crate) struct Operations(pub(crate) bindings::file_operations);
+
+// SAFETY: The structure is constant.
+unsafe impl Sync for Operations {}
+
+/// Of the node.
+pub(crate) static OPERATIONS: Operations = Operations(bindings::file_operations {
+    owner: kernel::module::this_module::<crate::LocalModule>().as_ptr(),
+    open: Some(open),
+    release: Some(release),
+    unlocked_ioctl: Some(ioctl),
+    // SAFETY: A function of the kernel that passes pointers of 32-bit programs on; all structures are the same for them.
+    compat_ioctl: unsafe { bindings::compat_ptr_ioctl },
+    mmap: Some(mmap),
+    poll: Some(poll),
+    read_iter: Some(read_iter),
+    ..pin_init::zeroed()
+});
+
+/// # Safety
+///
+/// `file` has our operations and was opened.
+unsafe fn session<'a>(file: *mut bindings::file) -> ArcBorrow<'a, Session> {
+    // SAFETY: `open` stored a reference that `release` alone takes back, after all other operations.
+    unsafe { ArcBorrow::from_raw((*file).private_data.cast::<Session>()) }
+}
+
+fn errno(result: Result) -> i32 {
+    result.map_or_else(Error::to_errno, |()| 0)
+}
+
+unsafe extern "C" fn open(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+    errno(Session::new().map(|session| {
+        // SAFETY: The file is being opened.
+        unsafe {
+            mapping_inode::adopt(file);
+            (*file).private_data = Arc::into_raw(session).cast_mut().cast();
+        }
+    }))
+}
+
+unsafe extern "C" fn release(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+    // SAFETY: Takes back the reference that `open` stored; nobody uses the file any more.
+    let session = unsafe { Arc::from_raw((*file).private_data.cast::<Session>()) };
+    session.close();
+    0
+}
+
+unsafe extern "C" fn ioctl(file: *mut bindings::file, command: u32, arg: usize) -> isize {
+    // SAFETY: The file is ours and open.
+    let session = unsafe { session(file) };
+    errno(session.check_caller().and_then(|()| dispatch(&session, command, arg))) as isize
+}
+
+unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> i32 {
+    // SAFETY: The file is ours and open; the VMA is being set up.
+    let (session, page_offset) = unsafe { (session(file), (*vma).vm_pgoff) };
+    let result = session.check_caller();
+    // SAFETY: As above.
+    errno(result.and_then(|()| unsafe { session.mmap(vma, page_offset) }))
+}
+
+unsafe extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_table_struct) -> bindings::__poll_t {
+    // SAFETY: The file is ours and open; the table is valid or null during the call.
+    let (session, table, file) = unsafe { (session(file), PollTable::from_raw(table), File::from_raw_file(file)) };
+    session.queue.register(&table, file);
+    let mut events = 0;
+    if session.queue.waiting() > 0 {
+        events |= bindings::POLLIN | bindings::POLLRDNORM;
+    }
+    if session.is_over() {
+        events |= bindings::POLLHUP;
+    }
+    events
+}
+
+unsafe extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::iov_iter) -> isize {
+    // SAFETY: Both are valid during the call; the file is ours and open.
+    let (session, flags, iocb_flags, to) = unsafe {
+        let file = (*iocb).ki_filp;
+        (session(file), (*file).f_flags, (*iocb).ki_flags, IovIterDest::from_raw(to))
+    };
+    let nonblocking = flags & O_NONBLOCK != 0 || iocb_flags & bindings::IOCB_NOWAIT as i32 != 0;
+    let result = session
+        .check_caller()
+        .and_then(|()| session.queue.read(to, nonblocking, || session.is_over()));
+    match result {
+        Ok(bytes) => bytes as isize,
+        Err(error) => error.to_errno() as isize,
+    }
+}
+
+fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
+    match command {
+        uapi::pcieipc_call_PCIEIPC_CALL_QUERY => query(arg),
+        uapi::pcieipc_call_PCIEIPC_CALL_ENUMERATE => enumerate(arg),
+        uapi::pcieipc_call_PCIEIPC_CALL_ENDPOINT_INFO => call::run(arg, |info: &mut uapi::pcieipc_endpoint_info| {
+            must_be_zero(&[u64::from(info.flags)])?;
+            registry::find(info.endpoint).ok_or(ENOENT)?.describe(info);
+            Ok(())
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_ATTACH => call::run(arg, |attach: &mut uapi::pcieipc_attach| {
+            must_be_zero(&[u64::from(attach.flags)])?;
+            session.attach(attach)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_RECOVER => call::run(arg, |recover: &mut uapi::pcieipc_recover| {
+            must_be_zero(&[u64::from(recover.flags)])?;
+            session.recover(recover)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_STATE => call::run(arg, |state: &mut uapi::pcieipc_session_state| {
+            must_be_zero(&[u64::from(state.flags)])?;
+            session.describe(state)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_CREATE => call::run_or_undo(
+            arg,
+            |create: &mut uapi::pcieipc_channel_create| {
+                must_be_zero(&[u64::from(create.flags | create.__reserved)])?;
+                session.create(create)
+            },
+            |create| drop(session.destroy(create.channel)),
+        ),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_DESTROY => call::run(arg, |channel: &mut uapi::pcieipc_channel| {
+            must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;
+            session.destroy(channel.channel)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_EXPORT => export(session, arg),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_IMPORT => call::run_or_undo(
+            arg,
+            |import: &mut uapi::pcieipc_channel_fd| {
+                must_be_zero(&[u64::from(import.flags)])?;
+                session.import(import)
+            },
+            |import| drop(session.destroy(import.channel)),
+        ),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_FREED => call::run(arg, |channel: &mut uapi::pcieipc_channel| {
+            must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;
+            session.freed(channel.channel)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_COPY => call::run(arg, |copy: &mut uapi::pcieipc_copy| {
+            must_be_zero(&[u64::from(copy.flags), copy.__reserved])?;
+            session.copy(copy)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_VECTOR_EVENTFD => call::run(arg, |vector| session.set_eventfd(vector)),
+        uapi::pcieipc_call_PCIEIPC_CALL_RING => call::run(arg, |ring: &mut uapi::pcieipc_ring| {
+            must_be_zero(&[u64::from(ring.flags | ring.__reserved)])?;
+            session.ring(ring.vector)
+        }),
+        _ => Err(ENOTTY),
+    }
+}
+
+/// The structure is filled in even when the versions exclude each other, so that the caller can say what it met.
+fn query(arg: usize) -> Result {
+    let mut call = Call::<uapi::pcieipc_query>::read(arg)?;
+    let record = &mut call.record;
+    must_be_zero(&[u64::from(record.flags)])?;
+    session::query(record);
+    let fits = record.user_oldest <= record.version && record.user_version >= record.oldest;
+    call.write()?;
+    if fits {
+        Ok(())
+    } else {
+        Err(EPROTO)
+    }
+}
+
+fn enumerate(arg: usize) -> Result {
+    let mut call = Call::<uapi::pcieipc_enumerate>::read(arg)?;
+    let record = &mut call.record;
+    must_be_zero(&[u64::from(record.flags | record.__reserved)])?;
+    let ids = registry::ids()?;
+    let fitting = ids.len().min(record.count as usize);
+    let address = usize::try_from(record.ids)?;
+    let mut writer = UserSlice::new(UserPtr::from_addr(address), fitting * size_of::<u32>()).writer();
+    for id in ids.iter().take(fitting) {
+        writer.write(id)?;
+    }
+    record.count = ids.len() as u32;
+    call.write()
+}
+
+/// The descriptor becomes visible only after the caller was told its number.
+fn export(session: &Session, arg: usize) -> Result {
+    let mut call = Call::<uapi::pcieipc_channel_fd>::read(arg)?;
+    must_be_zero(&[u64::from(call.record.flags)])?;
+    let descriptor = session.export(call.record.channel)?;
+    call.record.fd = descriptor.number();
+    call.write()?;
+    descriptor.install();
+    Ok(())
+}

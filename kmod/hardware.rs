@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What may be done to an endpoint's device while it is bound: its DMA mappings, its ring table, its mastering.
+
+use crate::{
+    channel::Channel,
+    endpoint::Endpoint,
+    engine,
+    events::Queue,
+    mapping::{flush_iommu, Mapping},
+    memory::Pages,
+    profile::Engine,
+    uapi::state,
+};
+use kernel::{bindings, prelude::*, sync::Arc};
+
+/// In a ring's tag: a ring of another endpoint, which this one may write.
+pub(crate) const FOREIGN: u32 = 1 << 31;
+
+/// The largest ring table that is used.
+const SLOTS: u32 = 64;
+
+/// The part of an endpoint that its `hardware` mutex protects.
+pub(crate) struct Hardware {
+    /// From probe to the beginning of unbind.
+    bound: bool,
+    mappings: KVec<Mapping>,
+    /// Channels whose reader is the endpoint's session.
+    channels: KVec<Arc<Channel>>,
+    /// The queue of the session that has the endpoint.
+    queue: Option<Arc<Queue>>,
+    /// Slots of the ring table that are taken, one bit each.
+    slots: u64,
+    next_key: u64,
+    /// Who uses the engine.
+    pub(crate) engine: engine::Use,
+}
+
+impl Hardware {
+    /// Of a device that is being bound.
+    pub(crate) const fn new() -> Self {
+        Self {
+            bound: true,
+            mappings: KVec::new(),
+            channels: KVec::new(),
+            queue: None,
+            slots: 0,
+            next_key: 1,
+            engine: engine::Use::new(),
+        }
+    }
+
+    /// Whether the device may be touched.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.bound
+    }
+
+    /// Whether a session has the endpoint.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    /// The queue of the endpoint's session.
+    pub(crate) fn queue(&self) -> Option<&Arc<Queue>> {
+        self.queue.as_ref()
+    }
+
+    /// The channels whose reader is the endpoint's session.
+    pub(crate) fn channels(&self) -> impl Iterator<Item = &Arc<Channel>> {
+        self.channels.iter()
+    }
+
+    /// Gives the endpoint to a session.
+    pub(crate) fn claim(&mut self, queue: &Arc<Queue>) -> Result {
+        if !self.bound {
+            return Err(ENODEV);
+        }
+        if self.queue.is_some() {
+            return Err(EBUSY);
+        }
+        self.queue = Some(queue.clone());
+        Ok(())
+    }
+
+    /// Takes it back; what is returned is to be dropped without the lock.
+    pub(crate) fn release(&mut self) -> Option<Arc<Queue>> {
+        self.queue.take()
+    }
+
+    /// Lists a channel.
+    pub(crate) fn adopt(&mut self, channel: &Arc<Channel>) -> Result {
+        if !self.bound {
+            return Err(ENODEV);
+        }
+        Ok(self.channels.push(channel.clone(), GFP_KERNEL)?)
+    }
+
+    /// Unlists a channel; what is returned is to be dropped without the lock.
+    pub(crate) fn disown(&mut self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
+        let index = self.channels.iter().position(|other| Arc::ptr_eq(other, channel))?;
+        self.channels.remove(index).ok()
+    }
+
+    /// The mapping with this key.
+    pub(crate) fn mapping(&self, key: u64) -> Option<&Mapping> {
+        self.mappings.iter().find(|mapping| mapping.key == key)
+    }
+
+    /// Number of mappings and of ring slots taken.
+    pub(crate) fn usage(&self) -> (usize, u32) {
+        (self.mappings.len(), self.slots.count_ones())
+    }
+}
+
+impl Endpoint {
+    /// Maps `pages` for the endpoint's DMA and tells the endpoint about them.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::status::Status::check`] and [`Mapping::new`]; `ENOSPC` when the ring table has too few slots left.
+    pub(crate) fn map(&self, pages: &Arc<Pages>, generation: u64, tag: u32) -> Result<(u64, u32)> {
+        let mut hardware = self.hardware.lock();
+        if !hardware.bound {
+            return Err(ENODEV);
+        }
+        self.status.check(generation)?;
+        let key = hardware.next_key;
+        hardware.next_key += 1;
+        // SAFETY: The device is bound, and unbind unmaps all mappings in the list under the same lock.
+        let mut mapping = unsafe { Mapping::new(self.device(), key, tag, pages) }?;
+        let listed = self
+            .take_slots(&mut hardware, &mut mapping)
+            .and_then(|()| Ok(hardware.mappings.reserve(1, GFP_KERNEL)?));
+        if let Err(error) = listed {
+            hardware.slots &= !slot_bits(&mapping.slots);
+            // SAFETY: The device was not told about it.
+            unsafe { self.take_away(&mut mapping) };
+            return Err(error);
+        }
+        self.program(&mapping)?;
+        let segments = mapping.segments.len() as u32;
+        // Cannot fail, room was reserved.
+        let _ = hardware.mappings.push(mapping, GFP_KERNEL);
+        Ok((key, segments))
+    }
+
+    fn take_slots(&self, hardware: &mut Hardware, mapping: &mut Mapping) -> Result {
+        let Some(rings) = &self.profile.rings else {
+            return Ok(());
+        };
+        let limit = rings.slots.min(SLOTS);
+        for _ in 0..mapping.segments.len() {
+            let slot = hardware.slots.trailing_ones();
+            if slot >= limit {
+                return Err(ENOSPC);
+            }
+            mapping.slots.push(slot, GFP_KERNEL)?;
+            hardware.slots |= 1 << slot;
+        }
+        Ok(())
+    }
+
+    /// Writes a mapping's pieces into the ring table.
+    fn program(&self, mapping: &Mapping) -> Result {
+        let Some(rings) = &self.profile.rings else {
+            return Ok(());
+        };
+        for (piece, (slot, segment)) in mapping.slots.iter().zip(mapping.segments.iter()).enumerate() {
+            let base = rings.offset + rings.stride * *slot as usize;
+            self.registers.write64(rings.bar, base + rings.address, segment.address)?;
+            self.registers.write32(rings.bar, base + rings.length, segment.bytes as u32)?;
+            if let Some(tag) = rings.tag {
+                let tag_value = mapping.tag | piece as u32 & 0xffff;
+                self.registers.write32(rings.bar, base + tag, tag_value)?;
+            }
+            if let Some(valid) = rings.valid {
+                self.registers.write32(rings.bar, base + valid, 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears a mapping's pieces in the ring table. The read at the end makes sure that the device has seen it.
+    fn clear_slots(&self, slots: &[u32]) {
+        let Some(rings) = &self.profile.rings else {
+            return;
+        };
+        let mut last = None;
+        for slot in slots {
+            let base = rings.offset + rings.stride * *slot as usize;
+            // A device that does not take the write any more does not use the ring either.
+            if let Some(valid) = rings.valid {
+                let _ = self.registers.write32(rings.bar, base + valid, 0);
+            }
+            let _ = self.registers.write32(rings.bar, base + rings.length, 0);
+            let _ = self.registers.write64(rings.bar, base + rings.address, 0);
+            last = Some(base + rings.length);
+        }
+        if let Some(offset) = last {
+            let _ = self.registers.read32(rings.bar, offset);
+        }
+    }
+
+    /// Writes all mappings into the ring table again, after the device lost it.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after unbind.
+    pub(crate) fn program_all(&self, hardware: &Hardware) -> Result {
+        hardware.mappings.iter().try_for_each(|mapping| self.program(mapping))
+    }
+
+    /// Clears the whole ring table, whatever the device kept over a reset.
+    pub(crate) fn clear_all_slots(&self, hardware: &Hardware) {
+        for mapping in hardware.mappings.iter() {
+            self.clear_slots(&mapping.slots);
+        }
+    }
+
+    /// Takes a mapping's memory away from the device. Does nothing for a key that is not there any more.
+    pub(crate) fn unmap(&self, key: u64) {
+        let mut hardware = self.hardware.lock();
+        let Some(index) = hardware.mappings.iter().position(|mapping| mapping.key == key) else {
+            return;
+        };
+        let Ok(mut mapping) = hardware.mappings.remove(index) else {
+            return;
+        };
+        if hardware.engine.uses(key) {
+            engine::stop(self);
+            hardware.engine.abort();
+        }
+        self.clear_slots(&mapping.slots);
+        hardware.slots &= !slot_bits(&mapping.slots);
+        // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring just now.
+        unsafe { self.take_away(&mut mapping) };
+        drop(hardware);
+        // The pages, if this was the last reference, are freed only now: unmapped, flushed, and without the lock.
+        drop(mapping);
+    }
+
+    /// Unmaps and flushes.
+    ///
+    /// # Safety
+    ///
+    /// The device is bound, and does not use the pages.
+    unsafe fn take_away(&self, mapping: &mut Mapping) {
+        // SAFETY: By the requirements of this function.
+        unsafe {
+            mapping.unmap(self.device());
+            flush_iommu(self.device());
+        }
+    }
+
+    /// Stops the device from mastering the bus, and waits until what it began has ended.
+    pub(crate) fn silence(&self) {
+        // SAFETY: `pdev` holds a reference. Without an answer there is nothing to wait for.
+        unsafe {
+            bindings::pci_clear_master(self.pci());
+            if self.answers() {
+                bindings::pci_wait_for_pending_transaction(self.pci());
+            }
+        }
+    }
+
+    /// Lets the device master the bus again.
+    pub(crate) fn unsilence(&self) {
+        // SAFETY: `pdev` holds a reference, and the driver is bound.
+        unsafe { bindings::pci_set_master(self.pci()) };
+    }
+
+    /// The driver lets go of the device. Waits for the device, never for a user.
+    pub(crate) fn unbind(&self) {
+        let mut hardware = self.hardware.lock();
+        hardware.bound = false;
+        let generation = self.status.generation();
+        self.change(&mut hardware, state::GONE, generation);
+        if hardware.engine.is_busy() && self.profile.engine != Engine::None {
+            engine::stop(self);
+            hardware.engine.abort();
+        }
+        self.clear_all_slots(&hardware);
+        self.silence();
+        let mut mappings = core::mem::replace(&mut hardware.mappings, KVec::new());
+        hardware.slots = 0;
+        for mapping in mappings.iter_mut() {
+            // SAFETY: The device is bound until unbind returns; it cannot master the bus any more.
+            unsafe { mapping.unmap(self.device()) };
+        }
+        // SAFETY: As above.
+        unsafe { flush_iommu(self.device()) };
+        drop(hardware);
+        drop(mappings);
+    }
+}
+
+fn slot_bits(slots: &[u32]) -> u64 {
+    slots.iter().fold(0, |bits, slot| bits | 1 << slot)
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Inline functions and macros of the kernel that its Rust bindings do not carry, each under its own name with a prefix.
+ */
+#include <linux/mm.h>
+#include <linux/nospec.h>
+#include <linux/pci.h>
+#include <linux/pgtable.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/user.h>
+
+int pcieipc_inline_pci_domain_nr(struct pci_bus *bus);
+int pcieipc_inline_pci_domain_nr(struct pci_bus *bus)
+{
+	return pci_domain_nr(bus);
+}
+
+bool pcieipc_inline_pci_channel_offline(struct pci_dev *pdev);
+bool pcieipc_inline_pci_channel_offline(struct pci_dev *pdev)
+{
+	return pci_channel_offline(pdev);
+}
+
+void *pcieipc_inline_page_address(struct page *page);
+void *pcieipc_inline_page_address(struct page *page)
+{
+	return page_address(page);
+}
+
+unsigned long pcieipc_inline_page_to_pfn(struct page *page);
+unsigned long pcieipc_inline_page_to_pfn(struct page *page)
+{
+	return page_to_pfn(page);
+}
+
+void pcieipc_inline_vma_noncached(struct vm_area_struct *vma);
+void pcieipc_inline_vma_noncached(struct vm_area_struct *vma)
+{
+	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY);
+	vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
+}
+
+struct user_struct *pcieipc_inline_get_current_user(void);
+struct user_struct *pcieipc_inline_get_current_user(void)
+{
+	return get_current_user();
+}
+
+unsigned long pcieipc_inline_memlock_limit(void);
+unsigned long pcieipc_inline_memlock_limit(void)
+{
+	return rlimit(RLIMIT_MEMLOCK);
+}
+
+u64 pcieipc_inline_array_index_nospec(u64 index, u64 size);
+u64 pcieipc_inline_array_index_nospec(u64 index, u64 size)
+{
+	return array_index_nospec(index, size);
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Functions of the kernel that its Rust bindings do not carry: inline ones through `inline.c`, and exported ones whose
+//! headers bindgen does not read.
+
+use core::ffi::c_void;
+use kernel::{bindings, error::from_err_ptr, prelude::*};
+
+unsafe extern "C" {
+    fn pcieipc_inline_pci_domain_nr(bus: *mut bindings::pci_bus) -> i32;
+    fn pcieipc_inline_pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool;
+    fn pcieipc_inline_page_address(page: *mut bindings::page) -> *mut c_void;
+    fn pcieipc_inline_page_to_pfn(page: *mut bindings::page) -> usize;
+    fn pcieipc_inline_vma_noncached(vma: *mut bindings::vm_area_struct);
+    fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
+    fn pcieipc_inline_memlock_limit() -> usize;
+    fn pcieipc_inline_array_index_nospec(index: u64, size: u64) -> u64;
+    fn anon_inode_getfile(
+        name: *const u8,
+        fops: *const bindings::file_operations,
+        private: *mut c_void,
+        flags: i32,
+    ) -> *mut bindings::file;
+    fn anon_inode_create_getfile(
+        name: *const u8,
+        fops: *const bindings::file_operations,
+        private: *mut c_void,
+        flags: i32,
+        context: *const bindings::inode,
+    ) -> *mut bindings::file;
+}
+
+/// The domain number of a bus.
+///
+/// # Safety
+///
+/// `bus` is a valid bus.
+pub(crate) unsafe fn pci_domain_nr(bus: *mut bindings::pci_bus) -> i32 {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_pci_domain_nr(bus) }
+}
+
+/// Whether error recovery, or removal, has cut the device off.
+///
+/// # Safety
+///
+/// `pdev` is a valid device.
+pub(crate) unsafe fn pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_pci_channel_offline(pdev) }
+}
+
+/// Where a page lies in the kernel's linear mapping.
+///
+/// # Safety
+///
+/// `page` is a valid page that is not in high memory.
+pub(crate) unsafe fn page_address(page: *mut bindings::page) -> *mut c_void {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_page_address(page) }
+}
+
+/// The frame number of a page.
+///
+/// # Safety
+///
+/// `page` is a valid page.
+pub(crate) unsafe fn page_to_pfn(page: *mut bindings::page) -> usize {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_page_to_pfn(page) }
+}
+
+/// Makes a new VMA one of uncached frames without struct pages, not inherited and not growing.
+///
+/// # Safety
+///
+/// `vma` is being set up by an `mmap` file operation and locked for writing.
+pub(crate) unsafe fn vma_noncached(vma: *mut bindings::vm_area_struct) {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_vma_noncached(vma) }
+}
+
+/// The user of the calling process, with a reference to be given back with `free_uid`.
+pub(crate) fn current_user() -> *mut bindings::user_struct {
+    // SAFETY: The credentials of the calling task are always valid for itself.
+    unsafe { pcieipc_inline_get_current_user() }
+}
+
+/// RLIMIT_MEMLOCK of the calling process, in bytes.
+pub(crate) fn memlock_limit() -> usize {
+    // SAFETY: Reads a limit of the calling task.
+    unsafe { pcieipc_inline_memlock_limit() }
+}
+
+/// Checks an index that a user chose, and keeps the processor from speculating past the check.
+///
+/// # Errors
+///
+/// `EINVAL` when it is not below `size`.
+pub(crate) fn checked_index(index: u32, size: usize) -> Result<usize> {
+    if index as usize >= size {
+        return Err(EINVAL);
+    }
+    // SAFETY: Pure arithmetic.
+    Ok(unsafe { pcieipc_inline_array_index_nospec(u64::from(index), size as u64) } as usize)
+}
+
+/// A new file on the kernel's one anonymous inode.
+///
+/// # Safety
+///
+/// `fops` has an owner, and its operations accept `private` as the file's private data.
+pub(crate) unsafe fn anon_file(
+    name: &'static CStr,
+    fops: *const bindings::file_operations,
+    private: *mut c_void,
+    flags: u32,
+) -> Result<*mut bindings::file> {
+    // SAFETY: By the requirements of this function; `name` is a C string.
+    from_err_ptr(unsafe { anon_inode_getfile(name.as_ptr().cast(), fops, private, flags as i32) })
+}
+
+/// A new file on an anonymous inode of its own.
+///
+/// # Safety
+///
+/// As [`anon_file`].
+pub(crate) unsafe fn anon_file_with_inode(
+    name: &'static CStr,
+    fops: *const bindings::file_operations,
+    flags: u32,
+) -> Result<*mut bindings::file> {
+    // SAFETY: By the requirements of this function; `name` is a C string; no context inode is given.
+    from_err_ptr(unsafe {
+        anon_inode_create_getfile(
+            name.as_ptr().cast(),
+            fops,
+            core::ptr::null_mut(),
+            flags as i32,
+            core::ptr::null(),
+        )
+    })
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The IOMMU in front of an endpoint, and what it allows.
+
+use crate::{endpoint::Endpoint, limits, uapi};
+use kernel::{bindings, prelude::*};
+
+/// What stands between an endpoint and memory.
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    /// PCIEIPC_IOMMU_*
+    pub(crate) kind: u32,
+    /// Number of the group, -1 for none.
+    pub(crate) group: i32,
+}
+
+impl View {
+    /// Looks at a device.
+    ///
+    /// # Safety
+    ///
+    /// `device` is being probed or is bound.
+    pub(crate) unsafe fn of(device: *mut bindings::device) -> Self {
+        // SAFETY: By the requirements of this function; a bound device's domain stays.
+        unsafe {
+            let domain = bindings::iommu_get_domain_for_dev(device);
+            let kind = if domain.is_null() {
+                uapi::PCIEIPC_IOMMU_NONE
+            } else if (*domain).type_ & bindings::__IOMMU_DOMAIN_PAGING != 0 {
+                uapi::PCIEIPC_IOMMU_TRANSLATING
+            } else {
+                uapi::PCIEIPC_IOMMU_IDENTITY
+            };
+            let group = bindings::iommu_group_get(device);
+            let number = if group.is_null() {
+                -1
+            } else {
+                let number = bindings::iommu_group_id(group);
+                bindings::iommu_group_put(group);
+                number
+            };
+            Self { kind, group: number }
+        }
+    }
+
+    /// Whether accesses outside of what was mapped fail.
+    pub(crate) fn protects(&self) -> bool {
+        self.kind == uapi::PCIEIPC_IOMMU_TRANSLATING
+    }
+}
+
+/// Whether the caller may attach to an endpoint: one whose user can aim its DMA needs an IOMMU that translates, and the
+/// administrator may lift that at the price of a taint, as for VFIO.
+///
+/// # Errors
+///
+/// `EPERM`, with the reason in the kernel log.
+pub(crate) fn may_attach(endpoint: &Endpoint) -> Result {
+    if !endpoint.profile.user_dma {
+        return Ok(());
+    }
+    let reason = if !endpoint.iommu.protects() {
+        "no IOMMU translates its addresses"
+    } else if let Some(reason) = isolation(endpoint) {
+        reason
+    } else {
+        return Ok(());
+    };
+    if !limits::unsafe_noiommu() {
+        limits::say(|| dev_info!(endpoint.pdev, "refused: its user can aim its DMA, and {reason}\n"));
+        return Err(EPERM);
+    }
+    // SAFETY: Both ask about the calling task and the system as a whole.
+    unsafe {
+        if !bindings::capable(bindings::CAP_SYS_RAWIO as i32) {
+            return Err(EPERM);
+        }
+        kernel::error::to_result(bindings::security_locked_down(
+            bindings::lockdown_reason_LOCKDOWN_DEV_MEM,
+        ))?;
+        bindings::add_taint(bindings::TAINT_USER, bindings::lockdep_ok_LOCKDEP_STILL_OK);
+    }
+    dev_warn!(endpoint.pdev, "used although its user can aim its DMA, and {reason}; the kernel is tainted\n");
+    Ok(())
+}
+
+/// Why the IOMMU would not isolate this endpoint from its neighbours.
+fn isolation(endpoint: &Endpoint) -> Option<&'static str> {
+    // SAFETY: The device was bound when it was looked up, and `pdev` holds a reference; the group stays with it.
+    unsafe {
+        let group = bindings::iommu_group_get(endpoint.device());
+        if group.is_null() {
+            return Some("it has no IOMMU group");
+        }
+        let mut strangers = 0usize;
+        bindings::iommu_group_for_each_dev(group, (&raw mut strangers).cast(), Some(count_device));
+        bindings::iommu_group_put(group);
+        if strangers > 1 {
+            return Some("it shares its IOMMU group with another device");
+        }
+        let redirect = bindings::PCI_ACS_SV | bindings::PCI_ACS_RR | bindings::PCI_ACS_CR | bindings::PCI_ACS_UF;
+        if !bindings::pci_acs_path_enabled(endpoint.pci(), core::ptr::null_mut(), redirect as u16) {
+            return Some("ACS does not redirect peer traffic on its path");
+        }
+    }
+    None
+}
+
+unsafe extern "C" fn count_device(_device: *mut bindings::device, count: *mut c_void) -> i32 {
+    // SAFETY: `count` is the counter passed to `iommu_group_for_each_dev` in `isolation`.
+    unsafe { *count.cast::<usize>() += 1 };
+    0
+}

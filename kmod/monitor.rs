@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Looks at an endpoint now and then: does it answer, what is its link, is a storm over?
+
+use crate::{
+    endpoint::Endpoint,
+    limits, link,
+    uapi::{kind, state},
+};
+use kernel::{
+    bindings, new_delayed_work, new_mutex,
+    prelude::*,
+    sync::{atomic::Relaxed, Arc, Mutex},
+    time::msecs_to_jiffies,
+    workqueue::{self, DelayedWork, WorkItem},
+};
+
+/// The work that looks, and then queues itself again.
+#[pin_data]
+pub(crate) struct Monitor {
+    endpoint: Arc<Endpoint>,
+    /// Interrupts of the endpoint are requested and may be enabled.
+    #[pin]
+    armed: Mutex<bool>,
+    #[pin]
+    work: DelayedWork<Monitor>,
+}
+
+kernel::impl_has_delayed_work! {
+    impl HasDelayedWork<Self> for Monitor { self.work }
+}
+
+impl WorkItem for Monitor {
+    type Pointer = Arc<Monitor>;
+
+    fn run(this: Arc<Monitor>) {
+        this.look();
+        if *this.armed.lock() {
+            this.queue();
+        }
+    }
+}
+
+impl Monitor {
+    fn queue(self: &Arc<Self>) {
+        let delay = msecs_to_jiffies(limits::link_sample_ms()).max(1);
+        // It is queued already when this fails, which is as good.
+        let _ = workqueue::system().enqueue_delayed(self.clone(), delay);
+    }
+
+    fn look(&self) {
+        self.end_storms();
+        let endpoint = &self.endpoint;
+        // During recovery or reset the device may not be touched.
+        if endpoint.status.state() != state::LIVE {
+            return;
+        }
+        if !endpoint.answers() {
+            endpoint.lost();
+            return;
+        }
+        // SAFETY: The endpoint holds a reference to the device.
+        let Some(now) = (unsafe { link::sample(endpoint.pci()) }) else {
+            return;
+        };
+        if let Some(before) = endpoint.link.update(now) {
+            endpoint.status.set_link(now);
+            endpoint.tell(kind::LINK, [u64::from(before), u64::from(now), 0, 0]);
+        }
+    }
+
+    /// Enables vectors that a storm had masked, and tells it.
+    fn end_storms(&self) {
+        let storms = self.endpoint.storms.xchg(0, Relaxed);
+        if storms == 0 {
+            return;
+        }
+        for (index, vector) in self.endpoint.vectors.iter().enumerate() {
+            if storms & 1 << (index & 63) == 0 {
+                continue;
+            }
+            let armed = self.armed.lock();
+            // SAFETY: While `armed` is true the interrupts are requested; `Running` clears it, under the lock, before they
+            // are freed.
+            let ended = *armed && unsafe { vector.rekindle() };
+            drop(armed);
+            if ended {
+                dev_warn!(self.endpoint.pdev, "vector {index} fired too often and was masked for a while\n");
+                self.endpoint.tell(kind::STORM, [index as u64, 0, 0, 0]);
+            }
+        }
+    }
+}
+
+/// A monitor that runs until this is dropped.
+pub(crate) struct Running(Arc<Monitor>);
+
+impl Running {
+    /// Starts looking.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` without memory.
+    pub(crate) fn new(endpoint: Arc<Endpoint>) -> Result<Self> {
+        let monitor = Arc::pin_init(
+            pin_init!(Monitor {
+                endpoint,
+                armed <- new_mutex!(true, "pcieipc_monitor"),
+                work <- new_delayed_work!("pcieipc_monitor"),
+            }),
+            GFP_KERNEL,
+        )?;
+        monitor.queue();
+        Ok(Self(monitor))
+    }
+
+    /// From now on interrupts are not enabled any more, and the monitor ends by itself.
+    pub(crate) fn disarm(&self) {
+        *self.0.armed.lock() = false;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.disarm();
+        // CAST: `DelayedWork` is a transparent wrapper of `struct delayed_work`.
+        let work = (&raw const self.0.work).cast_mut().cast::<bindings::delayed_work>();
+        // SAFETY: The work was initialized in `new`. Waits for a look that runs, which takes no lock of unbind's callers.
+        if unsafe { bindings::cancel_delayed_work_sync(work) } {
+            // SAFETY: Queueing turned a reference into a pointer, and the work that would have taken it back will not run.
+            drop(unsafe { Arc::from_raw(Arc::as_ptr(&self.0)) });
+        }
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! pcieipc: rings, doorbells and events between PCIe endpoints, for user space.
+//!
+//! A PCI driver that owns endpoints ([`endpoint`]), and a device node whose open files are sessions ([`session`]). A session
+//! attaches to one endpoint and owns channels ([`channel`]), which own pages ([`memory`]); mappings and exported descriptors
+//! ([`export`]) borrow them. Nothing touches an endpoint's device past unbind, and unbind waits for no user.
+//!
+//! # Lock order
+//!
+//! From the outside in; none is held across user memory, and none that unbind needs is held across a wait for a user.
+//!
+//! 1. the device lock, where the PCI core holds it: probe, unbind, error and reset callbacks
+//! 2. `mmap_lock`, where the memory manager holds it: mmap and fault
+//! 3. [`session::Session`]'s table
+//! 4. [`channel::Channel`]'s importers
+//! 5. [`endpoint::Endpoint`]'s hardware
+//! 6. the registry ([`registry`])
+//! 7. [`monitor::Monitor`]'s armed flag
+//! 8. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
+
+mod accounting;
+mod bucket;
+mod call;
+mod channel;
+mod driver;
+mod endpoint;
+mod engine;
+mod eventfd;
+mod events;
+mod export;
+mod file;
+mod hardware;
+mod inline;
+mod iommu;
+mod limits;
+mod link;
+mod mapping;
+mod mapping_inode;
+mod memory;
+mod mmap;
+mod monitor;
+mod node;
+mod profile;
+mod recovery;
+mod registers;
+mod registry;
+mod session;
+mod status;
+mod uapi;
+mod vector;
+
+use kernel::prelude::*;
+
+/// The loaded module; dropped in this order.
+#[pin_data(PinnedDrop)]
+struct Pcieipc {
+    #[pin]
+    _node: node::Node,
+    #[pin]
+    _driver: kernel::driver::Registration<recovery::Adapter>,
+    _inode: mapping_inode::MappingInode,
+}
+
+impl kernel::InPlaceModule for Pcieipc {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        // SAFETY: This is the first thing that the module does, and `init` is called once.
+        unsafe { registry::init() };
+        try_pin_init!(Self {
+            _inode: mapping_inode::MappingInode::new()?,
+            _driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
+            _node <- node::Node::new(),
+        })
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Pcieipc {
+    fn drop(self: Pin<&mut Self>) {
+        registry::clear();
+    }
+}
+
+/// PCIEIPC_CAP_* of this module as it was loaded.
+pub(crate) fn capabilities() -> u64 {
+    let mut capabilities = uapi::PCIEIPC_CAP_COPY | uapi::PCIEIPC_CAP_ERROR_RECOVERY;
+    if limits::unsafe_noiommu() {
+        capabilities |= uapi::PCIEIPC_CAP_UNSAFE_NOIOMMU;
+    }
+    u64::from(capabilities)
+}
+
+module! {
+    type: Pcieipc,
+    name: "pcieipc",
+    authors: ["The pcieipc authors"],
+    description: "Rings, doorbells and events between PCIe endpoints",
+    license: "GPL",
+    params: {
+        max_channel_bytes: u64 {
+            default: 256 << 20,
+            description: "largest data area of one channel",
+        },
+        max_session_bytes: u64 {
+            default: 1 << 30,
+            description: "largest sum of the data areas of one session",
+        },
+        max_total_bytes: u64 {
+            default: 8 << 30,
+            description: "largest sum of all channels",
+        },
+        max_channels: u32 {
+            default: 256,
+            description: "most channels of one session",
+        },
+        event_queue: u32 {
+            default: 256,
+            description: "events that a session's queue holds",
+        },
+        doorbells_per_second: u32 {
+            default: 200_000,
+            description: "ring calls of one session or descriptor a second, 0 for no limit",
+        },
+        correctable_per_second: u32 {
+            default: 10,
+            description: "most correctable-error events of one endpoint a second",
+        },
+        link_sample_ms: u32 {
+            default: 200,
+            description: "how often link and presence of an endpoint are looked at",
+        },
+        storm_interrupts: u32 {
+            default: 20_000,
+            description: "interrupts of one vector in 0.1 s that mask it for a while, 0 for never",
+        },
+        doorbell_map: bool {
+            default: false,
+            description: "allow mapping of doorbell pages, which have no rate limit",
+        },
+        allow_unsafe_noiommu: bool {
+            default: false,
+            description: "allow endpoints whose user can aim their DMA without a translating IOMMU (taints the kernel)",
+        },
+    },
+}

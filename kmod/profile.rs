@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What makes one kind of endpoint differ from another: where its doorbells, its ring table and its engine are.
+//!
+//! The soft endpoint of `docs/soft-endpoint.md` is the reference; other devices are described, not programmed.
+
+use kernel::prelude::*;
+
+/// What is stored to ring doorbell `vector`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BellValue {
+    /// The same number for all.
+    Constant(u32),
+    /// The number of the vector plus a constant.
+    Vector(u32),
+    /// `ivshmem`: the device's own id, read from a register, in the upper half, the vector in the lower.
+    OwnId {
+        /// Where in the doorbell's BAR the id is.
+        register: usize,
+    },
+}
+
+/// Where the doorbells are.
+#[derive(Clone, Copy)]
+pub(crate) struct Doorbell {
+    /// BAR number.
+    pub(crate) bar: u32,
+    /// Offset of doorbell 0.
+    pub(crate) offset: usize,
+    /// Distance between doorbells, 0 when there is one register for all.
+    pub(crate) stride: usize,
+    /// Bytes of the store, 4 or 8.
+    pub(crate) width: u32,
+    /// What to store.
+    pub(crate) value: BellValue,
+    /// Nothing but doorbells is on their pages, so these may be mapped.
+    pub(crate) isolated: bool,
+}
+
+impl Doorbell {
+    /// Offset of the doorbell of `vector` in the BAR.
+    pub(crate) fn offset_of(&self, vector: usize) -> usize {
+        self.offset + self.stride * vector
+    }
+}
+
+/// Where the kernel tells the endpoint about its rings; offsets within a slot, `None` where the device has no such field.
+#[derive(Clone, Copy)]
+pub(crate) struct RingTable {
+    /// BAR number.
+    pub(crate) bar: u32,
+    /// Offset of slot 0.
+    pub(crate) offset: usize,
+    /// Distance between slots.
+    pub(crate) stride: usize,
+    /// How many slots.
+    pub(crate) slots: u32,
+    /// 8 bytes: bus address.
+    pub(crate) address: usize,
+    /// 4 bytes: length.
+    pub(crate) length: usize,
+    /// 4 bytes: channel and piece.
+    pub(crate) tag: Option<usize>,
+    /// 4 bytes: 1 valid, 0 not. Without it a length of 0 means not valid.
+    pub(crate) valid: Option<usize>,
+}
+
+/// How the endpoint's DMA engine is driven.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// None, or none that the kernel knows.
+    None,
+    /// That of the soft endpoint, in BAR 0.
+    Soft,
+    /// QEMU's `edu`: through its own buffer of 4 KiB, in two steps.
+    Edu,
+}
+
+/// An interrupt has to be acknowledged at the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Acknowledge {
+    /// BAR number.
+    pub(crate) bar: u32,
+    /// 4 bytes: read what is pending.
+    pub(crate) status: usize,
+    /// 4 bytes: write it back here.
+    pub(crate) clear: usize,
+}
+
+/// How the module recognises that the device is the one that the profile means.
+#[derive(Clone, Copy)]
+pub(crate) struct Signature {
+    /// BAR number.
+    pub(crate) bar: u32,
+    /// 4 bytes at this offset
+    pub(crate) offset: usize,
+    /// under this mask
+    pub(crate) mask: u32,
+    /// read this.
+    pub(crate) value: u32,
+}
+
+/// One kind of endpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Profile {
+    /// Its name, padded with zeros.
+    pub(crate) name: [u8; 32],
+    /// Checked in probe.
+    pub(crate) signature: Option<Signature>,
+    /// The doorbells.
+    pub(crate) doorbell: Doorbell,
+    /// Vectors for users, counted from 0.
+    pub(crate) vectors: u32,
+    /// Vector that the engine raises when it is finished.
+    pub(crate) engine_vector: Option<u32>,
+    /// The ring table.
+    pub(crate) rings: Option<RingTable>,
+    /// The engine.
+    pub(crate) engine: Engine,
+    /// Interrupts have to be acknowledged.
+    pub(crate) acknowledge: Option<Acknowledge>,
+    /// BAR of the endpoint's own memory.
+    pub(crate) memory_bar: Option<u32>,
+    /// The user can aim the endpoint's DMA at any address that the endpoint can reach.
+    pub(crate) user_dma: bool,
+    /// Bits of a bus address that the device can drive.
+    pub(crate) dma_bits: u32,
+}
+
+/// A name in the form that a profile holds it.
+pub(crate) const fn name(text: &str) -> [u8; 32] {
+    let mut name = [0; 32];
+    let bytes = text.as_bytes();
+    let mut index = 0;
+    while index < bytes.len() && index < 31 {
+        name[index] = bytes[index];
+        index += 1;
+    }
+    name
+}
+
+impl Profile {
+    /// The soft endpoint, `docs/soft-endpoint.md`.
+    pub(crate) const SOFT: Self = Self {
+        name: name("soft"),
+        signature: Some(Signature {
+            bar: 0,
+            offset: 0,
+            mask: !0,
+            value: 0x4350_4950,
+        }),
+        doorbell: Doorbell {
+            bar: 0,
+            offset: 0x3000,
+            stride: 4,
+            width: 4,
+            value: BellValue::Vector(1),
+            isolated: true,
+        },
+        vectors: 7,
+        engine_vector: Some(7),
+        rings: Some(RingTable {
+            bar: 0,
+            offset: 0x1000,
+            stride: 32,
+            slots: 64,
+            address: 0x00,
+            length: 0x08,
+            tag: Some(0x0c),
+            valid: Some(0x10),
+        }),
+        engine: Engine::Soft,
+        acknowledge: None,
+        memory_bar: Some(2),
+        user_dma: false,
+        dma_bits: 64,
+    };
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! PCI error recovery and resets: LIVE → RECOVERING → LIVE in a new generation, or DEAD.
+//!
+//! `pci::Driver` has no place for `pci_error_handlers`, so the adapter here sets them and leaves the rest to
+//! `pci::Adapter`. All callbacks run under the device lock; unbind may fall between two of them.
+
+use crate::{
+    driver::{Bound, Driver},
+    endpoint::Endpoint,
+    engine, limits, registry,
+    uapi::{kind, state},
+};
+use core::mem::offset_of;
+use kernel::{
+    bindings, device, driver, pci,
+    prelude::*,
+    str::CStr,
+    sync::atomic::{Atomic, Relaxed},
+    types::Opaque,
+};
+
+/// `pci::Adapter` with error handlers.
+pub(crate) struct Adapter;
+
+// SAFETY: As for `pci::Adapter<Driver>`: `pci_driver` is a C structure that embeds a `device_driver` there, and `Bound` is the
+// driver's private data.
+unsafe impl driver::DriverLayout for Adapter {
+    type DriverType = bindings::pci_driver;
+    type DriverData<'bound> = Bound<'bound>;
+    const DEVICE_DRIVER_OFFSET: usize = offset_of!(bindings::pci_driver, driver);
+}
+
+// SAFETY: Registering and unregistering are left to `pci::Adapter`.
+unsafe impl driver::RegistrationOps for Adapter {
+    unsafe fn register(
+        pdrv: &Opaque<Self::DriverType>,
+        name: &'static CStr,
+        module: &'static ThisModule,
+    ) -> Result {
+        // SAFETY: The structure is not registered yet, so its fields may be set.
+        unsafe {
+            (*pdrv.get()).err_handler = &raw const HANDLERS;
+            (*pdrv.get()).shutdown = Some(shutdown);
+        }
+        // SAFETY: By the requirements of this function.
+        unsafe { <pci::Adapter<Driver> as driver::RegistrationOps>::register(pdrv, name, module) }
+    }
+
+    unsafe fn unregister(pdrv: &Opaque<Self::DriverType>) {
+        // SAFETY: By the requirements of this function.
+        unsafe { <pci::Adapter<Driver> as driver::RegistrationOps>::unregister(pdrv) }
+    }
+}
+
+static HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
+    error_detected: Some(error_detected),
+    mmio_enabled: Some(mmio_enabled),
+    slot_reset: Some(slot_reset),
+    reset_prepare: Some(reset_prepare),
+    reset_done: Some(reset_done),
+    resume: Some(resume),
+    cor_error_detected: Some(correctable),
+};
+
+/// Calls `work` with the endpoint of a device, if the driver is still bound to it.
+///
+/// # Safety
+///
+/// `pdev` is valid and its device lock held, as in a callback of the PCI core.
+unsafe fn with_endpoint<R>(pdev: *mut bindings::pci_dev, otherwise: R, work: impl FnOnce(&Endpoint) -> R) -> R {
+    // SAFETY: By the requirements of this function. The private data is set when probe has succeeded and cleared when the
+    // driver is unbound, both under the device lock.
+    unsafe {
+        if (*pdev).dev.driver_data.is_null() {
+            return otherwise;
+        }
+        let device = &*pdev.cast::<pci::Device<device::CoreInternal<'_>>>();
+        let bound = device.as_ref().drvdata_borrow::<Bound<'_>>();
+        work(bound.endpoint())
+    }
+}
+
+impl Endpoint {
+    /// The device is in trouble, or about to be reset: nothing more goes to it, and it stops mastering the bus.
+    pub(crate) fn suspend(&self) {
+        let mut hardware = self.hardware.lock();
+        let generation = self.status.generation();
+        if self.status.state() == state::LIVE {
+            self.change(&mut hardware, state::RECOVERING, generation);
+        }
+        if hardware.engine.is_busy() {
+            hardware.engine.abort();
+        }
+        self.silence();
+    }
+
+    /// The device works again: a new life. Its rings are told again when the session recovers.
+    pub(crate) fn resume(&self) {
+        let mut hardware = self.hardware.lock();
+        if !hardware.is_bound() || self.status.state() != state::RECOVERING {
+            return;
+        }
+        if !self.answers() {
+            let generation = self.status.generation();
+            self.change(&mut hardware, state::DEAD, generation);
+            return;
+        }
+        // Some devices keep their registers over a reset; what they remember is not valid any more.
+        self.clear_all_slots(&hardware);
+        // Only fails after unbind, which cannot be.
+        let _ = engine::enable(self);
+        self.unsilence();
+        self.change(&mut hardware, state::LIVE, registry::next_generation());
+    }
+
+    /// Nothing more will come of the device until it is removed.
+    pub(crate) fn die(&self) {
+        let mut hardware = self.hardware.lock();
+        let generation = self.status.generation();
+        self.change(&mut hardware, state::DEAD, generation);
+        self.silence();
+    }
+}
+
+unsafe extern "C" fn error_detected(
+    pdev: *mut bindings::pci_dev,
+    channel: bindings::pci_channel_state_t,
+) -> bindings::pci_ers_result_t {
+    const FROZEN: u32 = bindings::pci_channel_io_frozen;
+    const LOST: u32 = bindings::pci_channel_io_perm_failure;
+    // SAFETY: A callback of the PCI core.
+    unsafe {
+        with_endpoint(pdev, bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT, |endpoint| {
+            let severity = match channel {
+                FROZEN => 2,
+                LOST => 3,
+                _ => 1,
+            };
+            dev_info!(endpoint.pdev, "error of severity {severity} reported\n");
+            endpoint.tell(kind::ERROR, [severity, 0, 0, 0]);
+            match channel {
+                LOST => {
+                    endpoint.die();
+                    bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT
+                }
+                FROZEN => {
+                    endpoint.suspend();
+                    bindings::pci_ers_result_PCI_ERS_RESULT_NEED_RESET
+                }
+                _ => {
+                    endpoint.suspend();
+                    bindings::pci_ers_result_PCI_ERS_RESULT_CAN_RECOVER
+                }
+            }
+        })
+    }
+}
+
+unsafe extern "C" fn mmio_enabled(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_result_t {
+    // SAFETY: A callback of the PCI core.
+    unsafe {
+        with_endpoint(pdev, bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT, |endpoint| {
+            if endpoint.answers() {
+                bindings::pci_ers_result_PCI_ERS_RESULT_RECOVERED
+            } else {
+                bindings::pci_ers_result_PCI_ERS_RESULT_NEED_RESET
+            }
+        })
+    }
+}
+
+unsafe extern "C" fn slot_reset(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_result_t {
+    // SAFETY: A callback of the PCI core. The state was saved in probe; saving it again keeps it for the next time.
+    unsafe {
+        with_endpoint(pdev, bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT, |endpoint| {
+            bindings::pci_restore_state(pdev);
+            bindings::pci_save_state(pdev);
+            // Restoring brought bus mastering back as it was in probe; it waits for `resume`.
+            endpoint.silence();
+            if endpoint.answers() {
+                bindings::pci_ers_result_PCI_ERS_RESULT_RECOVERED
+            } else {
+                bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT
+            }
+        })
+    }
+}
+
+unsafe extern "C" fn resume(pdev: *mut bindings::pci_dev) {
+    // SAFETY: A callback of the PCI core.
+    unsafe { with_endpoint(pdev, (), Endpoint::resume) }
+}
+
+unsafe extern "C" fn reset_prepare(pdev: *mut bindings::pci_dev) {
+    // SAFETY: A callback of the PCI core.
+    unsafe { with_endpoint(pdev, (), Endpoint::suspend) }
+}
+
+unsafe extern "C" fn reset_done(pdev: *mut bindings::pci_dev) {
+    // SAFETY: A callback of the PCI core, which has restored the configuration space.
+    unsafe { with_endpoint(pdev, (), Endpoint::resume) }
+}
+
+unsafe extern "C" fn correctable(pdev: *mut bindings::pci_dev) {
+    // SAFETY: A callback of the PCI core.
+    unsafe {
+        with_endpoint(pdev, (), |endpoint| {
+            let total = endpoint.counters.correctable.fetch_add(1, Relaxed) + 1;
+            endpoint.correctable.report(total, |since| {
+                endpoint.tell(kind::CORRECTABLE, [since, total, 0, 0]);
+            });
+        })
+    }
+}
+
+/// The machine goes down or into another kernel: the device must not write into its memory.
+unsafe extern "C" fn shutdown(pdev: *mut bindings::pci_dev) {
+    // SAFETY: A callback of the PCI core.
+    unsafe { with_endpoint(pdev, (), Endpoint::die) };
+}
+
+/// Turns many errors into few events: at most so many a second, none forgotten.
+pub(crate) struct Brake {
+    second: Atomic<u64>,
+    told: Atomic<u32>,
+    reported: Atomic<u64>,
+}
+
+impl Brake {
+    /// Nothing told yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            second: Atomic::new(0),
+            told: Atomic::new(0),
+            reported: Atomic::new(0),
+        }
+    }
+
+    /// Calls `tell` with the number of errors since the last time, unless enough was told in this second.
+    fn report(&self, total: u64, tell: impl FnOnce(u64)) {
+        // SAFETY: Reads the monotonic clock.
+        let second = unsafe { bindings::ktime_get() } as u64 / 1_000_000_000;
+        if self.second.xchg(second, Relaxed) != second {
+            self.told.store(0, Relaxed);
+        }
+        if self.told.fetch_add(1, Relaxed) < limits::correctable_per_second() {
+            let before = self.reported.xchg(total, Relaxed);
+            tell(total - before);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the module knows as a whole: the endpoints that are bound, those that were, and who listens to events.
+
+use crate::{
+    endpoint::{Endpoint, Identity},
+    events::{Event, Queue},
+    limits,
+    uapi::kind,
+};
+use kernel::{
+    pci,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{Atomic, Relaxed},
+        Arc,
+    },
+};
+
+/// Past lives that are remembered, to tell a returned device from a new one.
+const PAST: usize = 256;
+
+/// An endpoint that is not bound any more.
+struct Past {
+    id: u32,
+    identity: Identity,
+    bridge: Option<ARef<pci::Device>>,
+}
+
+/// See the module's documentation.
+pub(crate) struct Registry {
+    endpoints: KVec<Arc<Endpoint>>,
+    past: KVec<Past>,
+    queues: KVec<Arc<Queue>>,
+}
+
+kernel::sync::global_lock! {
+    // SAFETY: The module's `init` calls `init` before anything else of the module can run.
+    unsafe(uninit) static REGISTRY: Mutex<Registry> = Registry {
+        endpoints: KVec::new(),
+        past: KVec::new(),
+        queues: KVec::new(),
+    };
+}
+
+/// Ids are never used again.
+static NEXT_ID: Atomic<u32> = Atomic::new(1);
+
+/// Generations are module-wide, so that no two lives of anything share one.
+static NEXT_GENERATION: Atomic<u64> = Atomic::new(1);
+
+/// Prepares the registry.
+///
+/// # Safety
+///
+/// Called once, before any other function here.
+pub(crate) unsafe fn init() {
+    // SAFETY: By the requirements of this function.
+    unsafe { REGISTRY.init() };
+}
+
+/// Forgets all; called last, when no endpoint and no session exists.
+pub(crate) fn clear() {
+    let mut registry = REGISTRY.lock();
+    registry.past.clear();
+}
+
+/// A new endpoint id.
+pub(crate) fn next_id() -> u32 {
+    NEXT_ID.fetch_add(1, Relaxed)
+}
+
+/// A new generation.
+pub(crate) fn next_generation() -> u64 {
+    NEXT_GENERATION.fetch_add(1, Relaxed)
+}
+
+/// Adds an endpoint and tells everybody.
+///
+/// # Errors
+///
+/// `ENOSPC` over the limit of endpoints, `ENOMEM` without memory.
+pub(crate) fn add(endpoint: &Arc<Endpoint>) -> Result {
+    let before;
+    {
+        let mut registry = REGISTRY.lock();
+        if registry.endpoints.len() >= limits::ENDPOINTS as usize {
+            return Err(ENOSPC);
+        }
+        registry.endpoints.push(endpoint.clone(), GFP_KERNEL)?;
+        before = registry.predecessor(&endpoint.identity);
+    }
+    publish(&Event {
+        kind: kind::ADDED,
+        endpoint: endpoint.id,
+        generation: endpoint.status.generation(),
+        detail: [endpoint.identity.serial, u64::from(before), 0, 0],
+    });
+    Ok(())
+}
+
+/// Removes an endpoint; it is remembered as past.
+pub(crate) fn remove(endpoint: &Endpoint) {
+    let mut oldest = None;
+    let mut gone = None;
+    let mut registry = REGISTRY.lock();
+    if let Some(index) = registry.endpoints.iter().position(|other| other.id == endpoint.id) {
+        gone = registry.endpoints.remove(index).ok();
+    }
+    if registry.past.len() >= PAST {
+        oldest = registry.past.remove(0).ok();
+    }
+    // Without memory the device will look new when it returns, no worse.
+    let _ = registry.past.push(
+        Past {
+            id: endpoint.id,
+            identity: endpoint.identity,
+            bridge: endpoint.bridge.clone(),
+        },
+        GFP_KERNEL,
+    );
+    drop(registry);
+    // Outside of the lock: these may be the last references.
+    drop((gone, oldest));
+}
+
+/// The endpoint with this id.
+pub(crate) fn find(id: u32) -> Option<Arc<Endpoint>> {
+    let registry = REGISTRY.lock();
+    registry.endpoints.iter().find(|endpoint| endpoint.id == id).cloned()
+}
+
+/// The bridge above a past endpoint, where a scan may find it again.
+pub(crate) fn past_bridge(id: u32) -> Option<ARef<pci::Device>> {
+    let registry = REGISTRY.lock();
+    registry.past.iter().find(|past| past.id == id)?.bridge.clone()
+}
+
+/// The ids of all endpoints.
+///
+/// # Errors
+///
+/// `ENOMEM` without memory.
+pub(crate) fn ids() -> Result<KVec<u32>> {
+    let registry = REGISTRY.lock();
+    let mut ids = KVec::with_capacity(registry.endpoints.len(), GFP_KERNEL)?;
+    for endpoint in registry.endpoints.iter() {
+        ids.push(endpoint.id, GFP_KERNEL)?;
+    }
+    Ok(ids)
+}
+
+/// Adds a listener.
+///
+/// # Errors
+///
+/// `ENOMEM` without memory.
+pub(crate) fn listen(queue: &Arc<Queue>) -> Result {
+    Ok(REGISTRY.lock().queues.push(queue.clone(), GFP_KERNEL)?)
+}
+
+/// Removes a listener.
+pub(crate) fn stop_listening(queue: &Arc<Queue>) {
+    let mut registry = REGISTRY.lock();
+    let found = registry.queues.iter().position(|other| Arc::ptr_eq(other, queue));
+    let gone = found.and_then(|index| registry.queues.remove(index).ok());
+    drop(registry);
+    drop(gone);
+}
+
+/// Delivers an event to every session that is to see it. Returns how many lost it.
+pub(crate) fn publish(event: &Event) -> u64 {
+    let registry = REGISTRY.lock();
+    let lost = registry.queues.iter().filter(|queue| !queue.deliver(event)).count();
+    lost as u64
+}
+
+impl Registry {
+    /// The id under which a device was known before: same serial number, or else same slot.
+    fn predecessor(&self, identity: &Identity) -> u32 {
+        let same_serial = |past: &&Past| identity.serial != 0 && past.identity.serial == identity.serial;
+        let same_slot = |past: &&Past| {
+            past.identity.address == identity.address
+                && past.identity.vendor == identity.vendor
+                && past.identity.device == identity.device
+                && (past.identity.serial == 0 || identity.serial == 0)
+        };
+        let found = self.past.iter().rev().find(same_serial);
+        found.or_else(|| self.past.iter().rev().find(same_slot)).map_or(0, |past| past.id)
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One interrupt vector, from the hard interrupt to a user's eventfd.
+
+use crate::{endpoint::Endpoint, eventfd::EventFd, limits};
+use kernel::{
+    bindings, irq, new_spinlock_irq,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, SpinLockIrq,
+    },
+};
+
+/// Length of the window in which interrupts are counted to tell a storm, in nanoseconds.
+const STORM_WINDOW_NS: u64 = 100_000_000;
+
+/// Who is signalled.
+struct Target {
+    eventfd: Option<EventFd>,
+    masked: bool,
+    /// Fired while masked.
+    pending: bool,
+}
+
+/// A vector of an endpoint.
+#[pin_data]
+pub(crate) struct Vector {
+    index: u32,
+    count: Atomic<u64>,
+    #[pin]
+    target: SpinLockIrq<Target>,
+    window_start: Atomic<u64>,
+    window_count: Atomic<u32>,
+    /// The interrupt is disabled because of a storm.
+    storm: Atomic<u32>,
+    /// The interrupt's number while it is requested, 0 otherwise.
+    irq: Atomic<u32>,
+}
+
+impl Vector {
+    /// Vector number `index`, with nobody to signal.
+    pub(crate) fn new(index: u32) -> impl PinInit<Self> {
+        pin_init!(Self {
+            index,
+            count: Atomic::new(0),
+            target <- new_spinlock_irq!(Target { eventfd: None, masked: false, pending: false }, "pcieipc_vector"),
+            window_start: Atomic::new(0),
+            window_count: Atomic::new(0),
+            storm: Atomic::new(0),
+            irq: Atomic::new(0),
+        })
+    }
+
+    /// Interrupts so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Remembers which interrupt this is.
+    pub(crate) fn set_irq(&self, irq: u32) {
+        self.irq.store(irq, Relaxed);
+    }
+
+    /// Sets who is signalled; the old one, if any, is returned to be dropped without the lock.
+    pub(crate) fn set_eventfd(&self, eventfd: Option<EventFd>) -> Option<EventFd> {
+        let mut target = self.target.lock();
+        core::mem::replace(&mut target.eventfd, eventfd)
+    }
+
+    /// Masks or unmasks. Unmasking signals once if the vector fired meanwhile.
+    pub(crate) fn set_masked(&self, masked: bool) {
+        let mut target = self.target.lock();
+        target.masked = masked;
+        if !masked && core::mem::replace(&mut target.pending, false) {
+            if let Some(eventfd) = &target.eventfd {
+                eventfd.signal();
+            }
+        }
+    }
+
+    /// Back to nobody and unmasked, when a session ends.
+    pub(crate) fn clear(&self) {
+        let mut target = self.target.lock();
+        let old = target.eventfd.take();
+        target.masked = false;
+        target.pending = false;
+        drop(target);
+        drop(old);
+    }
+
+    /// Signals whatever the mask says: the endpoint changed its state.
+    pub(crate) fn wake(&self) {
+        if let Some(eventfd) = &self.target.lock().eventfd {
+            eventfd.signal();
+        }
+    }
+
+    /// The hard interrupt. Returns true when it began to count as a storm.
+    fn fire(&self) -> bool {
+        self.count.add(1, Relaxed);
+        {
+            let mut target = self.target.lock();
+            if target.masked {
+                target.pending = true;
+            } else if let Some(eventfd) = &target.eventfd {
+                eventfd.signal();
+            }
+        }
+        self.is_storm()
+    }
+
+    fn is_storm(&self) -> bool {
+        let limit = limits::storm_interrupts();
+        if limit == 0 {
+            return false;
+        }
+        // Every 256th interrupt looks at the clock: the window is long against that.
+        let count = self.window_count.fetch_add(1, Relaxed).wrapping_add(1);
+        if count % 256 != 0 {
+            return false;
+        }
+        // SAFETY: Reads the monotonic clock.
+        let now = unsafe { bindings::ktime_get() } as u64;
+        let start = self.window_start.load(Relaxed);
+        if now.wrapping_sub(start) > STORM_WINDOW_NS {
+            self.window_start.store(now, Relaxed);
+            self.window_count.store(0, Relaxed);
+            return false;
+        }
+        count >= limit
+    }
+
+    /// Disables the interrupt without waiting for a handler that runs.
+    fn quench(&self) {
+        let irq = self.irq.load(Relaxed);
+        if irq != 0 && self.storm.xchg(1, Relaxed) == 0 {
+            // SAFETY: Called from the handler of this interrupt, so it is requested.
+            unsafe { bindings::disable_irq_nosync(irq) };
+        }
+    }
+
+    /// Enables the interrupt again after a storm. Returns true when there was one.
+    ///
+    /// # Safety
+    ///
+    /// The interrupt is requested, and not being freed.
+    pub(crate) unsafe fn rekindle(&self) -> bool {
+        if self.storm.load(Relaxed) == 0 {
+            return false;
+        }
+        self.window_count.store(0, Relaxed);
+        self.window_start.store(0, Relaxed);
+        self.storm.store(0, Relaxed);
+        // SAFETY: Disabled once by `quench`; requested by the requirements of this function.
+        unsafe { bindings::enable_irq(self.irq.load(Relaxed)) };
+        true
+    }
+}
+
+/// The handler of one vector.
+pub(crate) struct Handler {
+    /// Whose vector it is.
+    pub(crate) endpoint: Arc<Endpoint>,
+    /// Its number.
+    pub(crate) index: usize,
+}
+
+impl irq::Handler for Handler {
+    fn handle(&self) -> irq::IrqReturn {
+        let endpoint = &*self.endpoint;
+        if !endpoint.acknowledge() {
+            return irq::IrqReturn::None;
+        }
+        if endpoint.profile.engine_vector == Some(self.index as u32) {
+            endpoint.engine_finished();
+            return irq::IrqReturn::Handled;
+        }
+        endpoint.status.count_interrupt();
+        if let Some(vector) = endpoint.vectors.get(self.index) {
+            if vector.fire() {
+                vector.quench();
+                endpoint.storm(vector.index);
+            }
+        }
+        irq::IrqReturn::Handled
+    }
+}
