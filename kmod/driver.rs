@@ -26,8 +26,8 @@ pub(crate) struct Driver;
 /// What a bound device owns; dropped after unbind, in this order.
 pub(crate) struct Bound<'bound> {
     /// They run until they are freed, so they go first.
-    irqs: KVec<Pin<KBox<irq::Registration<'bound, Handler>>>>,
-    vectors: KBox<pci::IrqVectorRegistration<'bound>>,
+    _irqs: KVec<Pin<KBox<irq::Registration<'bound, Handler>>>>,
+    _vectors: KBox<pci::IrqVectorRegistration<'bound>>,
     monitor: Running,
     endpoint: Arc<Endpoint>,
     _disable: Enabled,
@@ -87,7 +87,7 @@ impl pci::Driver for Driver {
         pdev: &'bound pci::Device<Core<'_>>,
         info: Option<&'bound Profile>,
     ) -> impl PinInit<Bound<'bound>, Error> + 'bound {
-        pin_init::pin_init_scope(move || bind(pdev, info))
+        pin_init::pin_init_scope(move || Ok::<_, Error>(bind(pdev, info)))
     }
 
     fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Bound<'bound>>) {
@@ -135,8 +135,8 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
         endpoint.status.generation()
     );
     Ok(Bound {
-        irqs,
-        vectors,
+        _irqs: irqs,
+        _vectors: vectors,
         monitor,
         endpoint,
         _disable: enabled,
@@ -144,7 +144,7 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
 }
 
 fn mask(bits: u32) -> Result<DmaMask> {
-    DmaMask::try_new(bits as usize)
+    DmaMask::try_new(bits)
 }
 
 fn map_bars(pdev: &pci::Device<device::Bound>, profile: &Profile, registers: &mut Registers) -> Result {

@@ -195,8 +195,7 @@ static OPERATIONS: Operations = Operations(bindings::file_operations {
     owner: kernel::module::this_module::<crate::LocalModule>().as_ptr(),
     release: Some(release),
     unlocked_ioctl: Some(ioctl),
-    // SAFETY: A function of the kernel that passes pointers of 32-bit programs on.
-    compat_ioctl: unsafe { bindings::compat_ptr_ioctl },
+    compat_ioctl: bindings::compat_ptr_ioctl,
     mmap: Some(mmap_file),
     poll: Some(poll),
     ..pin_init::zeroed()

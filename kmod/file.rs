@@ -32,13 +32,16 @@ pub(crate) static OPERATIONS: Operations = Operations(bindings::file_operations 
     open: Some(open),
     release: Some(release),
     unlocked_ioctl: Some(ioctl),
-    // SAFETY: A function of the kernel that passes pointers of 32-bit programs on; all structures are the same for them.
-    compat_ioctl: unsafe { bindings::compat_ptr_ioctl },
+    // All structures are the same for 32-bit programs.
+    compat_ioctl: bindings::compat_ptr_ioctl,
     mmap: Some(mmap),
     poll: Some(poll),
     read_iter: Some(read_iter),
     ..pin_init::zeroed()
 });
+
+/// A read that must not wait: RWF_NOWAIT, which the bindings do not carry.
+const IOCB_NOWAIT: i32 = 0x8;
 
 /// # Safety
 ///
@@ -103,7 +106,7 @@ unsafe extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::io
         let file = (*iocb).ki_filp;
         (session(file), (*file).f_flags, (*iocb).ki_flags, IovIterDest::from_raw(to))
     };
-    let nonblocking = flags & O_NONBLOCK != 0 || iocb_flags & bindings::IOCB_NOWAIT as i32 != 0;
+    let nonblocking = flags & O_NONBLOCK != 0 || iocb_flags & IOCB_NOWAIT != 0;
     let result = session
         .check_caller()
         .and_then(|()| session.queue.read(to, nonblocking, || session.is_over()));
@@ -140,7 +143,9 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
                 must_be_zero(&[u64::from(create.flags | create.__reserved)])?;
                 session.create(create)
             },
-            |create| drop(session.destroy(create.channel)),
+            |create| {
+                let _ = session.destroy(create.channel);
+            },
         ),
         uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_DESTROY => call::run(arg, |channel: &mut uapi::pcieipc_channel| {
             must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;
@@ -153,7 +158,9 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
                 must_be_zero(&[u64::from(import.flags)])?;
                 session.import(import)
             },
-            |import| drop(session.destroy(import.channel)),
+            |import| {
+                let _ = session.destroy(import.channel);
+            },
         ),
         uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_FREED => call::run(arg, |channel: &mut uapi::pcieipc_channel| {
             must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;

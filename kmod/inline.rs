@@ -6,6 +6,8 @@
 use core::ffi::c_void;
 use kernel::{bindings, error::from_err_ptr, prelude::*};
 
+// The structures are only passed on by pointer; bindgen gives some of their empty members no size.
+#[allow(improper_ctypes)]
 unsafe extern "C" {
     fn pcieipc_inline_pci_domain_nr(bus: *mut bindings::pci_bus) -> i32;
     fn pcieipc_inline_pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool;

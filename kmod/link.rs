@@ -4,7 +4,6 @@
 
 use kernel::{
     bindings,
-    prelude::*,
     sync::atomic::{Atomic, Relaxed},
 };
 

@@ -6,7 +6,6 @@
 //! channel and the device. It is shared, never executable, not inherited and not growing.
 
 use crate::memory::Pages;
-use core::ffi::c_ulong;
 use kernel::{
     bindings,
     error::to_result,
@@ -102,7 +101,7 @@ pub(crate) unsafe fn map(
     to_result(unsafe {
         bindings::vm_insert_pages(
             vma,
-            new.start() as c_ulong,
+            new.start(),
             pages.as_ptr().add(first),
             &mut count,
         )

@@ -4,7 +4,7 @@
 
 use crate::{
     endpoint::Endpoint,
-    limits, link,
+    limits, link, queue,
     uapi::{kind, state},
 };
 use kernel::{
@@ -12,7 +12,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::Relaxed, Arc, Mutex},
     time::msecs_to_jiffies,
-    workqueue::{self, DelayedWork, WorkItem},
+    workqueue::{DelayedWork, WorkItem},
 };
 
 /// The work that looks, and then queues itself again.
@@ -45,7 +45,9 @@ impl Monitor {
     fn queue(self: &Arc<Self>) {
         let delay = msecs_to_jiffies(limits::link_sample_ms()).max(1);
         // It is queued already when this fails, which is as good.
-        let _ = workqueue::system().enqueue_delayed(self.clone(), delay);
+        if let Some(queue) = queue::get() {
+            let _ = queue.enqueue_delayed(self.clone(), delay);
+        }
     }
 
     fn look(&self) {

@@ -42,6 +42,7 @@ mod mmap;
 mod monitor;
 mod node;
 mod profile;
+mod queue;
 mod recovery;
 mod registers;
 mod registry;
@@ -59,6 +60,7 @@ struct Pcieipc {
     _node: node::Node,
     #[pin]
     _driver: kernel::driver::Registration<recovery::Adapter>,
+    _queue: queue::WorkQueue,
     _inode: mapping_inode::MappingInode,
 }
 
@@ -68,6 +70,7 @@ impl kernel::InPlaceModule for Pcieipc {
         unsafe { registry::init() };
         try_pin_init!(Self {
             _inode: mapping_inode::MappingInode::new()?,
+            _queue: queue::WorkQueue::new()?,
             _driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
             _node <- node::Node::new(),
         })

@@ -4,7 +4,6 @@
 //!
 //! The soft endpoint of `docs/soft-endpoint.md` is the reference; other devices are described, not programmed.
 
-use kernel::prelude::*;
 
 /// What is stored to ring doorbell `vector`.
 #[derive(Clone, Copy, PartialEq, Eq)]

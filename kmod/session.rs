@@ -217,7 +217,8 @@ impl Session {
         if id >= 1 << 20 {
             return Err(ENOSPC);
         }
-        table.entries.reserve(1 + table.pending as usize, GFP_KERNEL)?;
+        let room = 1 + table.pending as usize;
+        table.entries.reserve(room, GFP_KERNEL)?;
         table.next_id += 1;
         table.bytes += bytes;
         table.pending += 1;

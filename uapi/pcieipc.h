@@ -383,7 +383,9 @@ struct pcieipc_channel {
  * @fd: EXPORT out, IMPORT in: the writer's descriptor, opened O_CLOEXEC
  *
  * EXPORT: the descriptor can map data and tail for writing, head and status for reading, ring, wait for space and for the
- * end of reader or endpoint, and nothing else. A channel has one descriptor at a time (EBUSY).
+ * end of reader or endpoint, and nothing else. A channel has one descriptor at a time (EBUSY). poll() on it says EPOLLOUT when the
+ * reader has given room back (FREED) since the last EXPORT_RING call or since the export, EPOLLHUP when the channel was destroyed or the
+ * endpoint is gone or dead, EPOLLPRI while the endpoint recovers or until the reader has recovered.
  * IMPORT: makes the channel of another session a destination for this session's own engine (PCIEIPC_IOCTL_COPY); its
  * memory is mapped for this session's endpoint, until it is destroyed here or there.
  */
