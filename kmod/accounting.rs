@@ -44,17 +44,11 @@ impl Charge {
         let total = TOTAL.fetch_add(bytes, Relaxed) + bytes;
         if total > limit {
             TOTAL.fetch_sub(bytes, Relaxed);
-            limits::say(|| {
-                pr_info!("refused {bytes} bytes: over max_total_bytes={limit}, {} in use\n", total - bytes)
-            });
+            limits::say(|| pr_info!("refused {bytes} bytes: over max_total_bytes={limit}, {} in use\n", total - bytes));
             return Err(ENOSPC);
         }
         let user = NonNull::new(inline::current_user()).ok_or(EINVAL)?;
-        let charge = Self {
-            user,
-            pages: pages as i64,
-            bytes,
-        };
+        let charge = Self { user, pages: pages as i64, bytes };
         let held = charge.counter().fetch_add(charge.pages, Relaxed) + charge.pages;
         let limit = inline::memlock_limit();
         // SAFETY: Asks about the calling task.

@@ -19,9 +19,7 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// A full bucket.
     pub(crate) const fn new() -> Self {
-        Self {
-            full_at: Atomic::new(0),
-        }
+        Self { full_at: Atomic::new(0) }
     }
 
     /// Takes one token at `rate` tokens a second; 0 is no limit.

@@ -52,11 +52,7 @@ impl<T: Record> Call<T> {
                 return Err(E2BIG);
             }
         }
-        Ok(Self {
-            address,
-            user_size,
-            record,
-        })
+        Ok(Self { address, user_size, record })
     }
 
     /// Writes the structure back, no more than the caller has.
@@ -67,9 +63,7 @@ impl<T: Record> Call<T> {
     pub(crate) fn write(&self) -> Result {
         let bytes = bytes(&self.record);
         let length = bytes.len().min(self.user_size);
-        UserSlice::new(self.address, length)
-            .writer()
-            .write_slice(&bytes[..length])
+        UserSlice::new(self.address, length).writer().write_slice(&bytes[..length])
     }
 }
 
@@ -85,11 +79,7 @@ pub(crate) fn run<T: Record>(arg: usize, handler: impl FnOnce(&mut T) -> Result)
 }
 
 /// Like [`run`], but `undo` takes back what the handler did when the caller cannot be told.
-pub(crate) fn run_or_undo<T: Record>(
-    arg: usize,
-    handler: impl FnOnce(&mut T) -> Result,
-    undo: impl FnOnce(&T),
-) -> Result {
+pub(crate) fn run_or_undo<T: Record>(arg: usize, handler: impl FnOnce(&mut T) -> Result, undo: impl FnOnce(&T)) -> Result {
     let mut call = Call::<T>::read(arg)?;
     handler(&mut call.record)?;
     call.write().inspect_err(|_| undo(&call.record))

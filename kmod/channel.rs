@@ -6,8 +6,8 @@
 
 use crate::{bucket::Bucket, endpoint::Endpoint, eventfd::EventFd, limits, memory::Pages};
 use kernel::{
-    new_mutex, new_spinlock_irq,
     fs::File,
+    new_mutex, new_spinlock_irq,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
@@ -64,13 +64,7 @@ impl Channel {
     /// # Errors
     ///
     /// As [`Pages::charged`] and [`Endpoint::map`].
-    pub(crate) fn new(
-        endpoint: &Arc<Endpoint>,
-        generation: u64,
-        id: u32,
-        vector: u32,
-        data_bytes: u64,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn new(endpoint: &Arc<Endpoint>, generation: u64, id: u32, vector: u32, data_bytes: u64) -> Result<Arc<Self>> {
         let node = endpoint.identity.numa_node;
         let data = Pages::charged((data_bytes / PAGE_SIZE as u64) as usize, node)?;
         let tail = Pages::charged(1, node)?;
@@ -215,10 +209,7 @@ impl Channel {
     /// Takes an import back.
     pub(crate) fn unimport(&self, endpoint: &Arc<Endpoint>, key: u64) {
         let mut importers = self.importers.lock();
-        let index = importers
-            .list
-            .iter()
-            .position(|(other, other_key)| *other_key == key && Arc::ptr_eq(other, endpoint));
+        let index = importers.list.iter().position(|(other, other_key)| *other_key == key && Arc::ptr_eq(other, endpoint));
         let entry = index.and_then(|index| importers.list.remove(index).ok());
         drop(importers);
         endpoint.unmap(key);

@@ -72,11 +72,7 @@ const fn id(vendor: u32, device: u32) -> pci::DeviceId {
 }
 
 // Only the soft endpoint; all others are bound by an administrator through driver_override.
-kernel::pci_device_table!(
-    TABLE,
-    <Driver as pci::Driver>::IdInfo,
-    [(id(0x1234, 0x7069), Profile::SOFT)]
-);
+kernel::pci_device_table!(TABLE, <Driver as pci::Driver>::IdInfo, [(id(0x1234, 0x7069), Profile::SOFT)]);
 
 impl pci::Driver for Driver {
     type IdInfo = Profile;
@@ -127,20 +123,8 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     let irqs = request_irqs(&vectors, &endpoint)?;
     let monitor = Running::new(endpoint.clone())?;
     registry::add(&endpoint)?;
-    dev_info!(
-        pdev,
-        "endpoint {} ({} vectors, generation {})\n",
-        endpoint.id,
-        wanted,
-        endpoint.status.generation()
-    );
-    Ok(Bound {
-        _irqs: irqs,
-        _vectors: vectors,
-        monitor,
-        endpoint,
-        _disable: enabled,
-    })
+    dev_info!(pdev, "endpoint {} ({} vectors, generation {})\n", endpoint.id, wanted, endpoint.status.generation());
+    Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, endpoint, _disable: enabled })
 }
 
 fn mask(bits: u32) -> Result<DmaMask> {
@@ -170,13 +154,8 @@ fn check_signature(pdev: &pci::Device<device::Bound>, registers: &Registers, sig
 type Vectors<'bound> = KBox<pci::IrqVectorRegistration<'bound>>;
 
 /// Allocates what the profile wants or what there is; returns how many are for users.
-fn allocate_vectors<'bound>(
-    pdev: &'bound pci::Device<device::Bound>,
-    profile: &mut Profile,
-) -> Result<(Vectors<'bound>, u32)> {
-    let types = pci::IrqTypes::default()
-        .with(pci::IrqType::Msi)
-        .with(pci::IrqType::MsiX);
+fn allocate_vectors<'bound>(pdev: &'bound pci::Device<device::Bound>, profile: &mut Profile) -> Result<(Vectors<'bound>, u32)> {
+    let types = pci::IrqTypes::default().with(pci::IrqType::Msi).with(pci::IrqType::MsiX);
     let all = profile.engine_vector.map_or(profile.vectors, |vector| profile.vectors.max(vector + 1));
     let vectors = KBox::new(pdev.alloc_irq_vectors(1, all.max(1), types)?, GFP_KERNEL)?;
     let got = vectors.len() as u32;
@@ -198,21 +177,11 @@ fn request_irqs<'bound>(
         if let Some(vector) = endpoint.vectors.get(index) {
             vector.set_irq(request.irq());
         }
-        let handler = Handler {
-            endpoint: endpoint.clone(),
-            index,
-        };
+        let handler = Handler { endpoint: endpoint.clone(), index };
         // SAFETY: The box is dropped with `Bound`, never forgotten.
-        let registration = unsafe {
-            irq::Registration::new(
-                request,
-                irq::Flags::TRIGGER_NONE,
-                c"pcieipc",
-                Ok::<Handler, Error>(handler),
-            )
-        };
+        let registration =
+            unsafe { irq::Registration::new(request, irq::Flags::TRIGGER_NONE, c"pcieipc", Ok::<Handler, Error>(handler)) };
         irqs.push(KBox::pin_init(registration, GFP_KERNEL)?, GFP_KERNEL)?;
     }
     Ok(irqs)
 }
-

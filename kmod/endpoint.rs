@@ -180,12 +180,7 @@ impl Endpoint {
 
     /// Delivers an event about this endpoint to all who are to see it.
     pub(crate) fn tell(&self, kind: u32, detail: [u64; 4]) {
-        let lost = registry::publish(&Event {
-            kind,
-            endpoint: self.id,
-            generation: self.status.generation(),
-            detail,
-        });
+        let lost = registry::publish(&Event { kind, endpoint: self.id, generation: self.status.generation(), detail });
         self.counters.events_lost.add(lost, Relaxed);
     }
 
@@ -283,9 +278,7 @@ impl Endpoint {
         Ok(match self.profile.doorbell.value {
             BellValue::Constant(value) => value,
             BellValue::Vector(base) => base.wrapping_add(vector as u32),
-            BellValue::OwnId { register } => {
-                self.registers.read32(self.profile.doorbell.bar, register)? << 16 | vector as u32
-            }
+            BellValue::OwnId { register } => self.registers.read32(self.profile.doorbell.bar, register)? << 16 | vector as u32,
         })
     }
 
@@ -296,10 +289,7 @@ impl Endpoint {
         };
         match self.registers.read32(acknowledge.bar, acknowledge.status) {
             Ok(0) | Err(_) => false,
-            Ok(pending) => self
-                .registers
-                .write32(acknowledge.bar, acknowledge.clear, pending)
-                .is_ok(),
+            Ok(pending) => self.registers.write32(acknowledge.bar, acknowledge.clear, pending).is_ok(),
         }
     }
 

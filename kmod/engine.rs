@@ -50,11 +50,7 @@ pub(crate) struct Use {
 impl Use {
     /// Nobody.
     pub(crate) const fn new() -> Self {
-        Self {
-            busy: false,
-            aborted: false,
-            keys: [0; 2],
-        }
+        Self { busy: false, aborted: false, keys: [0; 2] }
     }
 
     /// Whether a copy runs.
@@ -149,11 +145,7 @@ pub(crate) fn copy(endpoint: &Endpoint, request: &Request) -> Result {
         if hardware.engine.busy {
             return Err(EBUSY);
         }
-        hardware.engine = Use {
-            busy: true,
-            aborted: false,
-            keys: [request.from.key, request.to.key],
-        };
+        hardware.engine = Use { busy: true, aborted: false, keys: [request.from.key, request.to.key] };
     }
     let result = copy_pieces(endpoint, request);
     endpoint.hardware.lock().engine = Use::new();
@@ -268,9 +260,7 @@ fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
 /// `ENODEV` after unbind.
 pub(crate) fn enable(endpoint: &Endpoint) -> Result {
     if endpoint.profile.engine == Engine::Soft {
-        endpoint
-            .registers
-            .write32(soft::BAR, soft::CONTROL, soft::CONTROL_ENGINE)?;
+        endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_ENGINE)?;
     }
     Ok(())
 }

@@ -60,22 +60,14 @@ impl Export {
     /// `EBUSY` when it is out already, `EMFILE` and `ENOMEM` as usual.
     pub(crate) fn new(channel: Arc<Channel>) -> Result<Descriptor> {
         channel.take_export()?;
-        let export = Self {
-            seen: Atomic::new(channel.freed()),
-            channel,
-        };
+        let export = Self { seen: Atomic::new(channel.freed()), channel };
         // From here on dropping `export` gives the right to the descriptor back.
         let export = KBox::new(export, GFP_KERNEL)?;
         let reservation = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
         let private = KBox::into_raw(export);
         // SAFETY: The operations have an owner and take a boxed `Export` as private data.
         let file = unsafe {
-            inline::anon_file(
-                c"[pcieipc-channel]",
-                &raw const OPERATIONS.0,
-                private.cast(),
-                flags::O_RDWR | flags::O_CLOEXEC,
-            )
+            inline::anon_file(c"[pcieipc-channel]", &raw const OPERATIONS.0, private.cast(), flags::O_RDWR | flags::O_CLOEXEC)
         };
         let file = file.inspect_err(|_| {
             // SAFETY: The file was not made, so the box is still ours.
@@ -235,4 +227,3 @@ unsafe extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_
     export.channel.register(&table, file);
     export.poll()
 }
-

@@ -10,10 +10,7 @@ use crate::{
 };
 use kernel::{
     bindings,
-    fs::{
-        file::flags::O_NONBLOCK,
-        File,
-    },
+    fs::{file::flags::O_NONBLOCK, File},
     iov::IovIterDest,
     prelude::*,
     sync::{poll::PollTable, Arc, ArcBorrow},
@@ -107,9 +104,7 @@ unsafe extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::io
         (session(file), (*file).f_flags, (*iocb).ki_flags, IovIterDest::from_raw(to))
     };
     let nonblocking = flags & O_NONBLOCK != 0 || iocb_flags & IOCB_NOWAIT != 0;
-    let result = session
-        .check_caller()
-        .and_then(|()| session.queue.read(to, nonblocking, || session.is_over()));
+    let result = session.check_caller().and_then(|()| session.queue.read(to, nonblocking, || session.is_over()));
     match result {
         Ok(bytes) => bytes as isize,
         Err(error) => error.to_errno() as isize,

@@ -128,9 +128,7 @@ impl Endpoint {
         hardware.next_key += 1;
         // SAFETY: The device is bound, and unbind unmaps all mappings in the list under the same lock.
         let mut mapping = unsafe { Mapping::new(self.device(), key, tag, pages) }?;
-        let listed = self
-            .take_slots(&mut hardware, &mut mapping)
-            .and_then(|()| Ok(hardware.mappings.reserve(1, GFP_KERNEL)?));
+        let listed = self.take_slots(&mut hardware, &mut mapping).and_then(|()| Ok(hardware.mappings.reserve(1, GFP_KERNEL)?));
         if let Err(error) = listed {
             hardware.slots &= !slot_bits(&mapping.slots);
             // SAFETY: The device was not told about it.

@@ -134,12 +134,6 @@ pub(crate) unsafe fn anon_file_with_inode(
 ) -> Result<*mut bindings::file> {
     // SAFETY: By the requirements of this function; `name` is a C string; no context inode is given.
     from_err_ptr(unsafe {
-        anon_inode_create_getfile(
-            name.as_ptr().cast(),
-            fops,
-            core::ptr::null_mut(),
-            flags as i32,
-            core::ptr::null(),
-        )
+        anon_inode_create_getfile(name.as_ptr().cast(), fops, core::ptr::null_mut(), flags as i32, core::ptr::null())
     })
 }

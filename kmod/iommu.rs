@@ -75,9 +75,7 @@ pub(crate) fn may_attach(endpoint: &Endpoint) -> Result {
         if !bindings::capable(bindings::CAP_SYS_RAWIO as i32) {
             return Err(EPERM);
         }
-        kernel::error::to_result(bindings::security_locked_down(
-            bindings::lockdown_reason_LOCKDOWN_DEV_MEM,
-        ))?;
+        kernel::error::to_result(bindings::security_locked_down(bindings::lockdown_reason_LOCKDOWN_DEV_MEM))?;
         bindings::add_taint(bindings::TAINT_USER, bindings::lockdep_ok_LOCKDEP_STILL_OK);
     }
     dev_warn!(endpoint.pdev, "used although its user can aim its DMA, and {reason}; the kernel is tainted\n");

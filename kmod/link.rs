@@ -18,15 +18,11 @@ impl Link {
     pub(crate) fn new(pdev: *mut bindings::pci_dev) -> Self {
         let mut capabilities = 0;
         // SAFETY: The device is valid; without a PCI Express capability the value is 0.
-        let failed =
-            unsafe { bindings::pcie_capability_read_dword(pdev, bindings::PCI_EXP_LNKCAP as i32, &mut capabilities) };
+        let failed = unsafe { bindings::pcie_capability_read_dword(pdev, bindings::PCI_EXP_LNKCAP as i32, &mut capabilities) };
         let best = if failed == 0 { from_register(capabilities) } else { 0 };
         // SAFETY: The device is valid.
         let now = unsafe { sample(pdev) }.unwrap_or(0);
-        Self {
-            best,
-            last: Atomic::new(now),
-        }
+        Self { best, last: Atomic::new(now) }
     }
 
     /// The best of the device.

@@ -58,23 +58,11 @@ impl Mapping {
                 bindings::GFP_KERNEL,
             )
         })?;
-        let mut mapping = Self {
-            key,
-            tag,
-            slots: KVec::new(),
-            segments: KVec::new(),
-            table,
-            mapped: false,
-            pages: pages.clone(),
-        };
+        let mut mapping =
+            Self { key, tag, slots: KVec::new(), segments: KVec::new(), table, mapped: false, pages: pages.clone() };
         // SAFETY: The device is bound by the requirements of this function; the table was filled above.
         let mapped = to_result(unsafe {
-            bindings::dma_map_sgtable(
-                device,
-                mapping.table.get(),
-                bindings::dma_data_direction::DMA_BIDIRECTIONAL,
-                0,
-            )
+            bindings::dma_map_sgtable(device, mapping.table.get(), bindings::dma_data_direction::DMA_BIDIRECTIONAL, 0)
         });
         if let Err(error) = mapped {
             mapping.free_table();
@@ -98,12 +86,8 @@ impl Mapping {
         let (mut entry, count) = unsafe { ((*self.table.get()).sgl, (*self.table.get()).nents) };
         for _ in 0..count {
             // SAFETY: `entry` is one of the first `nents` entries.
-            let segment = unsafe {
-                Segment {
-                    address: bindings::sg_dma_address(entry),
-                    bytes: u64::from(bindings::sg_dma_len(entry)),
-                }
-            };
+            let segment =
+                unsafe { Segment { address: bindings::sg_dma_address(entry), bytes: u64::from(bindings::sg_dma_len(entry)) } };
             self.segments.push(segment, GFP_KERNEL)?;
             // SAFETY: As above; after the last entry the result is not used.
             entry = unsafe { bindings::sg_next(entry) };
@@ -119,14 +103,7 @@ impl Mapping {
     pub(crate) unsafe fn unmap(&mut self, device: *mut bindings::device) {
         if core::mem::replace(&mut self.mapped, false) {
             // SAFETY: Mapped for this device with the same direction, and unmapped only here.
-            unsafe {
-                bindings::dma_unmap_sgtable(
-                    device,
-                    self.table.get(),
-                    bindings::dma_data_direction::DMA_BIDIRECTIONAL,
-                    0,
-                )
-            };
+            unsafe { bindings::dma_unmap_sgtable(device, self.table.get(), bindings::dma_data_direction::DMA_BIDIRECTIONAL, 0) };
             self.free_table();
         }
     }
@@ -147,10 +124,7 @@ impl Mapping {
         for segment in self.segments.iter() {
             if offset < start + segment.bytes {
                 let within = offset - start;
-                return Some(Segment {
-                    address: segment.address + within,
-                    bytes: segment.bytes - within,
-                });
+                return Some(Segment { address: segment.address + within, bytes: segment.bytes - within });
             }
             start += segment.bytes;
         }

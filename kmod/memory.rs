@@ -50,10 +50,7 @@ impl Pages {
     }
 
     fn allocate(count: usize, node: i32, charge: Option<Charge>) -> Result<Arc<Self>> {
-        let mut pages = Self {
-            pages: KVVec::with_capacity(count, GFP_KERNEL)?,
-            charge,
-        };
+        let mut pages = Self { pages: KVVec::with_capacity(count, GFP_KERNEL)?, charge };
         let mut order = MAX_ORDER;
         while pages.pages.len() < count {
             order = order.min((count - pages.pages.len()).ilog2());

@@ -72,12 +72,7 @@ pub(crate) fn decode(page_offset: usize) -> Result<(u32, Area, usize)> {
 /// # Safety
 ///
 /// `vma` is being set up by an `mmap` file operation.
-pub(crate) unsafe fn map(
-    vma: *mut bindings::vm_area_struct,
-    pages: &Arc<Pages>,
-    first: usize,
-    writable: bool,
-) -> Result {
+pub(crate) unsafe fn map(vma: *mut bindings::vm_area_struct, pages: &Arc<Pages>, first: usize, writable: bool) -> Result {
     // SAFETY: By the requirements of this function.
     let new = unsafe { VmaNew::from_raw(vma) };
     let mut count = (new.end() - new.start()) >> PAGE_SHIFT;
@@ -98,14 +93,7 @@ pub(crate) unsafe fn map(
     new.set_dontdump();
     new.set_mixedmap();
     // SAFETY: The VMA is being set up and covers `count` pages; the array has that many valid pages from `first` on.
-    to_result(unsafe {
-        bindings::vm_insert_pages(
-            vma,
-            new.start(),
-            pages.as_ptr().add(first),
-            &mut count,
-        )
-    })?;
+    to_result(unsafe { bindings::vm_insert_pages(vma, new.start(), pages.as_ptr().add(first), &mut count) })?;
     // SAFETY: The VMA is being set up. `close` gives the reference back.
     unsafe {
         (*vma).vm_private_data = Arc::into_raw(pages.clone()).cast_mut().cast();

@@ -4,7 +4,6 @@
 //!
 //! The soft endpoint of `docs/soft-endpoint.md` is the reference; other devices are described, not programmed.
 
-
 /// What is stored to ring doorbell `vector`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BellValue {
@@ -142,20 +141,8 @@ impl Profile {
     /// The soft endpoint, `docs/soft-endpoint.md`.
     pub(crate) const SOFT: Self = Self {
         name: name("soft"),
-        signature: Some(Signature {
-            bar: 0,
-            offset: 0,
-            mask: !0,
-            value: 0x4350_4950,
-        }),
-        doorbell: Doorbell {
-            bar: 0,
-            offset: 0x3000,
-            stride: 4,
-            width: 4,
-            value: BellValue::Vector(1),
-            isolated: true,
-        },
+        signature: Some(Signature { bar: 0, offset: 0, mask: !0, value: 0x4350_4950 }),
+        doorbell: Doorbell { bar: 0, offset: 0x3000, stride: 4, width: 4, value: BellValue::Vector(1), isolated: true },
         vectors: 7,
         engine_vector: Some(7),
         rings: Some(RingTable {

@@ -33,11 +33,7 @@ unsafe impl driver::DriverLayout for Adapter {
 
 // SAFETY: Registering and unregistering are left to `pci::Adapter`.
 unsafe impl driver::RegistrationOps for Adapter {
-    unsafe fn register(
-        pdrv: &Opaque<Self::DriverType>,
-        name: &'static CStr,
-        module: &'static ThisModule,
-    ) -> Result {
+    unsafe fn register(pdrv: &Opaque<Self::DriverType>, name: &'static CStr, module: &'static ThisModule) -> Result {
         // SAFETY: The structure is not registered yet, so its fields may be set.
         unsafe {
             (*pdrv.get()).err_handler = &raw const HANDLERS;
@@ -230,11 +226,7 @@ pub(crate) struct Brake {
 impl Brake {
     /// Nothing told yet.
     pub(crate) const fn new() -> Self {
-        Self {
-            second: Atomic::new(0),
-            told: Atomic::new(0),
-            reported: Atomic::new(0),
-        }
+        Self { second: Atomic::new(0), told: Atomic::new(0), reported: Atomic::new(0) }
     }
 
     /// Calls `tell` with the number of errors since the last time, unless enough was told in this second.

@@ -15,9 +15,7 @@ pub(crate) struct Registers {
 impl Registers {
     /// No BAR mapped.
     pub(crate) const fn new() -> Self {
-        Self {
-            bars: [const { None }; BARS],
-        }
+        Self { bars: [const { None }; BARS] }
     }
 
     /// Maps a BAR, once.
@@ -39,22 +37,16 @@ impl Registers {
 
     /// Reads 4 bytes.
     pub(crate) fn read32(&self, bar: u32, offset: usize) -> Result<u32> {
-        self.bar(bar)?
-            .try_access_with(|bar| bar.try_read32(offset))
-            .ok_or(ENODEV)?
+        self.bar(bar)?.try_access_with(|bar| bar.try_read32(offset)).ok_or(ENODEV)?
     }
 
     /// Writes 4 bytes.
     pub(crate) fn write32(&self, bar: u32, offset: usize, value: u32) -> Result {
-        self.bar(bar)?
-            .try_access_with(|bar| bar.try_write32(value, offset))
-            .ok_or(ENODEV)?
+        self.bar(bar)?.try_access_with(|bar| bar.try_write32(value, offset)).ok_or(ENODEV)?
     }
 
     /// Writes 8 bytes at once.
     pub(crate) fn write64(&self, bar: u32, offset: usize, value: u64) -> Result {
-        self.bar(bar)?
-            .try_access_with(|bar| bar.try_write64(value, offset))
-            .ok_or(ENODEV)?
+        self.bar(bar)?.try_access_with(|bar| bar.try_write64(value, offset)).ok_or(ENODEV)?
     }
 }

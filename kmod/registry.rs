@@ -112,14 +112,8 @@ pub(crate) fn remove(endpoint: &Endpoint) {
         oldest = registry.past.remove(0).ok();
     }
     // Without memory the device will look new when it returns, no worse.
-    let _ = registry.past.push(
-        Past {
-            id: endpoint.id,
-            identity: endpoint.identity,
-            bridge: endpoint.bridge.clone(),
-        },
-        GFP_KERNEL,
-    );
+    let _ =
+        registry.past.push(Past { id: endpoint.id, identity: endpoint.identity, bridge: endpoint.bridge.clone() }, GFP_KERNEL);
     drop(registry);
     // Outside of the lock: these may be the last references.
     drop((gone, oldest));

@@ -140,8 +140,7 @@ impl Session {
 
     /// Whether the endpoint is gone or dead, so that nothing more will come of it.
     pub(crate) fn is_over(&self) -> bool {
-        self.endpoint()
-            .is_ok_and(|endpoint| matches!(endpoint.status.state(), state::DEAD | state::GONE))
+        self.endpoint().is_ok_and(|endpoint| matches!(endpoint.status.state(), state::DEAD | state::GONE))
     }
 
     /// ATTACH.
@@ -262,12 +261,7 @@ impl Session {
         call.tail_offset = Area::Tail.offset(id);
         call.head_offset = Area::Head.offset(id);
         call.segments = channel.segments;
-        let entry = Entry {
-            id,
-            key: channel.key,
-            channel,
-            own: true,
-        };
+        let entry = Entry { id, key: channel.key, channel, own: true };
         self.settle(bytes, Some(entry));
         Ok(())
     }
@@ -318,12 +312,7 @@ impl Session {
         match channel.import(endpoint, generation, id) {
             Ok(key) => {
                 call.channel = id;
-                let entry = Entry {
-                    id,
-                    channel,
-                    key,
-                    own: false,
-                };
+                let entry = Entry { id, channel, key, own: false };
                 self.settle(0, Some(entry));
                 Ok(())
             }
@@ -360,14 +349,8 @@ impl Session {
             return Err(EINVAL);
         }
         let request = engine::Request {
-            from: engine::Place {
-                key: from_key,
-                offset: call.from_offset,
-            },
-            to: engine::Place {
-                key: to_key,
-                offset: call.to_offset,
-            },
+            from: engine::Place { key: from_key, offset: call.from_offset },
+            to: engine::Place { key: to_key, offset: call.to_offset },
             bytes,
             timeout_ms: call.timeout_ms,
             generation,

@@ -75,8 +75,7 @@ impl Status {
     /// Stores state and generation. Whoever is woken after this sees it.
     pub(crate) fn set(&self, state: u32, generation: u64) {
         // SYNC POINT: readers, in user space too, load with acquire after their last look at a ring.
-        self.word_cell()
-            .store(uapi::status_word(state, generation), Release);
+        self.word_cell().store(uapi::status_word(state, generation), Release);
     }
 
     /// Counts one interrupt.
