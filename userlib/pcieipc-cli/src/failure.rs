@@ -12,13 +12,16 @@ pub enum Failure {
     /// The arguments were good, the run failed.
     #[error("{0}")]
     Run(String),
+    /// As Run, and the command has already told it in its JSON.
+    #[error("{0}")]
+    Told(String),
 }
 
 impl Failure {
     fn code(&self) -> u8 {
         match self {
             Failure::Use(_) => 2,
-            Failure::Run(_) => 1,
+            Failure::Run(_) | Failure::Told(_) => 1,
         }
     }
 }
@@ -37,7 +40,7 @@ pub fn exit_code(outcome: Result<ExitCode, Failure>, json: bool) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {
-            if json {
+            if json && !matches!(failure, Failure::Told(_)) {
                 println!("{}", serde_json::json!({ "ok": false, "error": failure.to_string(), "exit": failure.code() }));
             }
             eprintln!("pcieipc: {failure}");

@@ -2,10 +2,18 @@
 //! The pcieipc command.
 
 mod commands;
+mod demo;
 mod failure;
+mod gradients;
+mod group;
 mod host_source;
+mod member;
 mod module;
+mod ranks;
+mod tally;
 mod topo;
+mod transport;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -21,31 +29,26 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(commands::demo::Demo),
     Doctor(commands::doctor::Doctor),
     Info(commands::info::Info),
+    #[command(hide = true)]
+    Rank(commands::rank::Rank),
+    Reduce(commands::reduce::Reduce),
     Snapshot(commands::snapshot::Snapshot),
     Topo(commands::topo::Topo),
 }
 
 fn main() -> ExitCode {
-    let json;
-    let outcome = match Arguments::parse().command {
-        Command::Doctor(command) => {
-            json = command.json;
-            command.run()
-        }
-        Command::Info(command) => {
-            json = command.json;
-            command.run().map(|()| ExitCode::SUCCESS)
-        }
-        Command::Snapshot(command) => {
-            json = false;
-            command.run()
-        }
-        Command::Topo(command) => {
-            json = command.json;
-            command.run()
-        }
+    let done = |()| ExitCode::SUCCESS;
+    let (json, outcome) = match Arguments::parse().command {
+        Command::Demo(command) => (command.json, command.run().map(done)),
+        Command::Doctor(command) => (command.json, command.run()),
+        Command::Info(command) => (command.json, command.run().map(done)),
+        Command::Rank(command) => (false, command.run().map(done)),
+        Command::Reduce(command) => (command.json, command.run().map(done)),
+        Command::Snapshot(command) => (false, command.run()),
+        Command::Topo(command) => (command.json, command.run()),
     };
     failure::exit_code(outcome, json)
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One file a command.
 
+pub mod demo;
 pub mod doctor;
 pub mod info;
+pub mod rank;
+pub mod reduce;
 pub mod snapshot;
 pub mod topo;
