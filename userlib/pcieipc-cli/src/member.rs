@@ -12,6 +12,7 @@ use pcieipc::{
 
 use crate::{
     gradients::Number,
+    module::NODE,
     ranks::{Algorithm, Counters, Job, Transport},
 };
 
@@ -32,7 +33,9 @@ impl Member {
         let mut options = GroupOptions::new(job.rank, job.inputs.len(), &job.meeting);
         options.transport = match job.transport {
             Transport::Shm => group::Transport::Shm,
-            Transport::Kmod { endpoint: _ } => todo!(),
+            Transport::Kmod { endpoint } => {
+                return Err(pcieipc::Error::Argument(format!("endpoint {endpoint}: this version does not drive {NODE} yet")));
+            }
         };
         options.meeting_timeout = job.timeout;
         options.executor = executor::Options { algorithm: Some(algorithm(job.algorithm)), ..executor::Options::default() };
