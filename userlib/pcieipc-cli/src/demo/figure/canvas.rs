@@ -31,6 +31,7 @@ impl Canvas {
         Self { document: Document::new().set("font-family", FONT).add(paper), width }
     }
 
+    #[allow(clippy::too_many_arguments, reason = "a rectangle has that many properties")]
     pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, fill: &str, stroke: Option<&str>, radius: f64) {
         self.hinted_rect([x, y, width, height], fill, stroke, radius, "");
     }
