@@ -23,7 +23,10 @@ use crate::{
 };
 use kernel::{
     bindings, new_mutex, pci,
+    fmt,
     prelude::*,
+    seq_file::SeqFile,
+    seq_print,
     sync::{
         aref::ARef,
         atomic::{Atomic, Relaxed},
@@ -44,6 +47,16 @@ pub(crate) struct Identity {
     pub(crate) serial: u64,
     /// -1 when unknown.
     pub(crate) numa_node: i32,
+}
+
+/// A PCI address, shown as domain:bus:device.function.
+pub(crate) struct Address(u32);
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (domain, bus, devfn) = (self.0 >> 16, self.0 >> 8 & 0xff, self.0 & 0xff);
+        write!(f, "{domain:04x}:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7)
+    }
 }
 
 /// Counters of an endpoint, all lives of this binding.
@@ -91,6 +104,9 @@ pub(crate) struct Endpoint {
     pub(crate) link: Link,
     /// Limits events about correctable errors.
     pub(crate) correctable: Brake,
+    /// Closed while it changes whether mapped doorbells may touch the device; taken in faults.
+    #[pin]
+    pub(crate) bell_gate: Mutex<()>,
     /// Completed by the engine's interrupt.
     #[pin]
     pub(crate) finished: Finished,
@@ -161,6 +177,7 @@ impl Endpoint {
                 storms: Atomic::new(0),
                 link,
                 correctable: Brake::new(),
+                bell_gate <- new_mutex!((), "pcieipc_bell"),
                 finished <- Finished::new(),
                 hardware <- new_mutex!(Hardware::new(), "pcieipc_hardware"),
             }),
@@ -192,6 +209,7 @@ impl Endpoint {
             return;
         }
         self.status.set(to, generation);
+        self.zap_bells();
         self.tell(kind::STATE, [u64::from(from), u64::from(to), 0, 0]);
         for vector in self.vectors.iter() {
             vector.wake();
@@ -333,6 +351,20 @@ impl Endpoint {
         info.dma_bytes = self.counters.dma_bytes.load(Relaxed);
         info.correctable = self.counters.correctable.load(Relaxed);
         info.profile = self.profile.name;
+    }
+
+    /// The address as other tools write it.
+    pub(crate) fn address(&self) -> Address {
+        Address(self.identity.address)
+    }
+
+    /// The endpoint's part of a file's fdinfo.
+    pub(crate) fn show_fdinfo(&self, seq: &SeqFile) {
+        let word = self.status.word();
+        seq_print!(seq, "pcieipc-endpoint:\t{}\n", self.id);
+        seq_print!(seq, "pcieipc-pdev:\t{}\n", self.address());
+        seq_print!(seq, "pcieipc-state:\t{}\n", state::name(uapi::status_state(word)));
+        seq_print!(seq, "pcieipc-generation:\t{}\n", uapi::status_generation(word));
     }
 
     fn flags(&self) -> u32 {

@@ -4,6 +4,7 @@
 //! waits for room and for the end, and does nothing else. Any process may use it.
 
 use crate::{
+    bell,
     call::{self, must_be_zero},
     channel::Channel,
     eventfd::EventFd,
@@ -19,6 +20,8 @@ use kernel::{
         File, LocalFile,
     },
     prelude::*,
+    seq_file::SeqFile,
+    seq_print,
     sync::{
         aref::ARef,
         atomic::{Atomic, Relaxed},
@@ -138,7 +141,11 @@ impl Export {
                     Ok(())
                 })
             }
-            uapi::pcieipc_call_PCIEIPC_CALL_EXPORT_DOORBELL => Err(EOPNOTSUPP),
+            uapi::pcieipc_call_PCIEIPC_CALL_EXPORT_DOORBELL => call::run(arg, |call: &mut uapi::pcieipc_doorbell| {
+                must_be_zero(&[u64::from(call.flags | call.vector)])?;
+                self.channel.check()?;
+                bell::describe(&self.channel.endpoint, self.channel.vector, call)
+            }),
             _ => Err(ENOTTY),
         }
     }
@@ -161,11 +168,16 @@ impl Export {
     ///
     /// As [`mmap::map`].
     unsafe fn mmap(&self, vma: *mut bindings::vm_area_struct, page_offset: usize) -> Result {
+        let channel = &self.channel;
+        if bell::is_bell(page_offset) {
+            channel.check()?;
+            // SAFETY: By the requirements of this function.
+            return unsafe { bell::map(vma, &channel.endpoint, channel.generation(), page_offset) };
+        }
         let (id, area, first) = mmap::decode(page_offset)?;
         if id != 0 {
             return Err(EINVAL);
         }
-        let channel = &self.channel;
         let (pages, writable) = match area {
             Area::Data => (&channel.data, true),
             Area::Tail => (&channel.tail, true),
@@ -190,6 +202,7 @@ static OPERATIONS: Operations = Operations(bindings::file_operations {
     compat_ioctl: bindings::compat_ptr_ioctl,
     mmap: Some(mmap_file),
     poll: Some(poll),
+    show_fdinfo: Some(show_fdinfo),
     ..pin_init::zeroed()
 });
 
@@ -199,6 +212,18 @@ static OPERATIONS: Operations = Operations(bindings::file_operations {
 unsafe fn export<'a>(file: *mut bindings::file) -> &'a Export {
     // SAFETY: The private data is a box that `release` alone frees, after all other operations.
     unsafe { &*(*file).private_data.cast::<Export>() }
+}
+
+unsafe extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::file) {
+    // SAFETY: The file is ours and open; the sequence file is the caller's own.
+    let (export, seq) = unsafe { (export(file), SeqFile::from_raw(seq)) };
+    let channel = &export.channel;
+    seq_print!(seq, "pcieipc-abi:\t{}\n", uapi::PCIEIPC_ABI_VERSION);
+    channel.endpoint.show_fdinfo(seq);
+    seq_print!(seq, "pcieipc-attached-generation:\t{}\n", channel.generation());
+    seq_print!(seq, "pcieipc-channel:\t{}{}\n", channel.id, if channel.is_closed() { " (closed)" } else { "" });
+    seq_print!(seq, "pcieipc-vector:\t{}\n", channel.vector);
+    seq_print!(seq, "pcieipc-channel-data:\t{} KiB\n", channel.data.bytes() >> 10);
 }
 
 unsafe extern "C" fn release(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {

@@ -3,8 +3,8 @@
 //! The operations of the device node: the one place that sees user pointers of a session's calls.
 
 use crate::{
-    call::{self, must_be_zero, Call},
-    mapping_inode, registry,
+    admin, call::{self, must_be_zero, Call},
+    distance, mapping_inode, registry,
     session::{self, Session},
     uapi,
 };
@@ -13,6 +13,7 @@ use kernel::{
     fs::{file::flags::O_NONBLOCK, File},
     iov::IovIterDest,
     prelude::*,
+    seq_file::SeqFile,
     sync::{poll::PollTable, Arc, ArcBorrow},
     uaccess::{UserPtr, UserSlice},
 };
@@ -34,6 +35,7 @@ pub(crate) static OPERATIONS: Operations = Operations(bindings::file_operations 
     mmap: Some(mmap),
     poll: Some(poll),
     read_iter: Some(read_iter),
+    show_fdinfo: Some(show_fdinfo),
     ..pin_init::zeroed()
 });
 
@@ -111,6 +113,12 @@ unsafe extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::io
     }
 }
 
+unsafe extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::file) {
+    // SAFETY: The file is ours and open; the sequence file is the caller's own.
+    let (session, seq) = unsafe { (session(file), SeqFile::from_raw(seq)) };
+    session.show(seq);
+}
+
 fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
     match command {
         uapi::pcieipc_call_PCIEIPC_CALL_QUERY => query(arg),
@@ -169,6 +177,20 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
         uapi::pcieipc_call_PCIEIPC_CALL_RING => call::run(arg, |ring: &mut uapi::pcieipc_ring| {
             must_be_zero(&[u64::from(ring.flags | ring.__reserved)])?;
             session.ring(ring.vector)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_DISTANCE => call::run(arg, |distance: &mut uapi::pcieipc_distance| {
+            must_be_zero(&[u64::from(distance.flags | distance.__reserved)])?;
+            let from = registry::find(distance.from).ok_or(ENOENT)?;
+            let to = registry::find(distance.to).ok_or(ENOENT)?;
+            distance::measure(&from, &to, distance)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_DOORBELL_MAP => call::run(arg, |bell: &mut uapi::pcieipc_doorbell| {
+            must_be_zero(&[u64::from(bell.flags)])?;
+            session.bell(bell)
+        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_ADMIN => call::run(arg, |request: &mut uapi::pcieipc_admin| {
+            must_be_zero(&[u64::from(request.flags)])?;
+            admin::request(request)
         }),
         _ => Err(ENOTTY),
     }

@@ -16,13 +16,16 @@
 //! 4. [`channel::Channel`]'s importers
 //! 5. [`endpoint::Endpoint`]'s hardware
 //! 6. the registry ([`registry`])
-//! 7. [`monitor::Monitor`]'s armed flag
+//! 7. [`monitor::Monitor`]'s armed flag, [`endpoint::Endpoint`]'s bell gate, which faults take
 //! 8. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
 
 mod accounting;
+mod admin;
+mod bell;
 mod bucket;
 mod call;
 mod channel;
+mod distance;
 mod driver;
 mod endpoint;
 mod engine;
@@ -86,7 +89,10 @@ impl PinnedDrop for Pcieipc {
 
 /// PCIEIPC_CAP_* of this module as it was loaded.
 pub(crate) fn capabilities() -> u64 {
-    let mut capabilities = uapi::PCIEIPC_CAP_COPY | uapi::PCIEIPC_CAP_ERROR_RECOVERY;
+    let mut capabilities = uapi::PCIEIPC_CAP_COPY | uapi::PCIEIPC_CAP_ERROR_RECOVERY | uapi::PCIEIPC_CAP_ADMIN;
+    if limits::doorbell_map() {
+        capabilities |= uapi::PCIEIPC_CAP_DOORBELL_MAP;
+    }
     if limits::unsafe_noiommu() {
         capabilities |= uapi::PCIEIPC_CAP_UNSAFE_NOIOMMU;
     }

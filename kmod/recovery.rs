@@ -38,6 +38,7 @@ unsafe impl driver::RegistrationOps for Adapter {
         unsafe {
             (*pdrv.get()).err_handler = &raw const HANDLERS;
             (*pdrv.get()).shutdown = Some(shutdown);
+            (*pdrv.get()).driver.pm = &raw const POWER.0;
         }
         // SAFETY: By the requirements of this function.
         unsafe { <pci::Adapter<Driver> as driver::RegistrationOps>::register(pdrv, name, module) }
@@ -208,6 +209,35 @@ unsafe extern "C" fn correctable(pdev: *mut bindings::pci_dev) {
             });
         })
     }
+}
+
+/// Operations of power management.
+struct Power(bindings::dev_pm_ops);
+
+// SAFETY: The structure is constant.
+unsafe impl Sync for Power {}
+
+/// Sleeping is like a reset: the PCI core saves and restores the configuration space, and the device begins a new life.
+static POWER: Power = Power(bindings::dev_pm_ops {
+    suspend: Some(sleep),
+    resume: Some(wake),
+    freeze: Some(sleep),
+    thaw: Some(wake),
+    poweroff: Some(sleep),
+    restore: Some(wake),
+    ..pin_init::zeroed()
+});
+
+unsafe extern "C" fn sleep(device: *mut bindings::device) -> i32 {
+    // SAFETY: A callback for a device of our driver, which is on the PCI bus; the device lock is held.
+    unsafe { with_endpoint(kernel::container_of!(device, bindings::pci_dev, dev), (), Endpoint::suspend) };
+    0
+}
+
+unsafe extern "C" fn wake(device: *mut bindings::device) -> i32 {
+    // SAFETY: As in `sleep`.
+    unsafe { with_endpoint(kernel::container_of!(device, bindings::pci_dev, dev), (), Endpoint::resume) };
+    0
 }
 
 /// The machine goes down or into another kernel: the device must not write into its memory.

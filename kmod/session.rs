@@ -3,6 +3,7 @@
 //! A session: one open file of the node, attached to at most one endpoint, and owner of its channels.
 
 use crate::{
+    bell,
     bucket::Bucket,
     channel::Channel,
     endpoint::Endpoint,
@@ -22,6 +23,8 @@ use kernel::{
     bindings, new_mutex,
     page::PAGE_SIZE,
     prelude::*,
+    seq_file::SeqFile,
+    seq_print,
     sync::{
         atomic::{Acquire, Atomic, Relaxed, Release},
         Arc, Mutex, SetOnce,
@@ -386,6 +389,33 @@ impl Session {
         Ok(())
     }
 
+    /// DOORBELL_MAP.
+    pub(crate) fn bell(&self, call: &mut uapi::pcieipc_doorbell) -> Result {
+        let (endpoint, _) = self.usable()?;
+        bell::describe(endpoint, call.vector, call)
+    }
+
+    /// Tells about the session in its fdinfo, in the manner of DRM's usage statistics.
+    pub(crate) fn show(&self, seq: &SeqFile) {
+        seq_print!(seq, "pcieipc-abi:\t{}\n", uapi::PCIEIPC_ABI_VERSION);
+        let Ok(endpoint) = self.endpoint() else {
+            return;
+        };
+        endpoint.show_fdinfo(seq);
+        let table = self.table.lock();
+        let own = || table.entries.iter().filter(|entry| entry.own);
+        let locked: u64 = own().map(|entry| entry.channel.charged_bytes()).sum();
+        let (made, imported) = (own().count(), table.entries.len() - own().count());
+        drop(table);
+        seq_print!(seq, "pcieipc-attached-generation:\t{}\n", self.generation.load(Acquire));
+        seq_print!(seq, "pcieipc-channels:\t{made}\n");
+        seq_print!(seq, "pcieipc-imports:\t{imported}\n");
+        seq_print!(seq, "pcieipc-memory-locked:\t{} KiB\n", locked >> 10);
+        seq_print!(seq, "pcieipc-doorbells:\t{}\n", self.doorbells.load(Relaxed));
+        seq_print!(seq, "pcieipc-events-waiting:\t{}\n", self.queue.waiting());
+        seq_print!(seq, "pcieipc-events-lost:\t{}\n", self.queue.lost());
+    }
+
     /// Maps what `page_offset` means.
     ///
     /// # Errors
@@ -396,6 +426,11 @@ impl Session {
     ///
     /// As [`mmap::map`].
     pub(crate) unsafe fn mmap(&self, vma: *mut bindings::vm_area_struct, page_offset: usize) -> Result {
+        if bell::is_bell(page_offset) {
+            let (endpoint, generation) = self.usable()?;
+            // SAFETY: By the requirements of this function.
+            return unsafe { bell::map(vma, endpoint, generation, page_offset) };
+        }
         let (id, area, first) = mmap::decode(page_offset)?;
         if area == Area::Status && id == 0 {
             let endpoint = self.endpoint()?;

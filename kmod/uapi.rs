@@ -25,6 +25,7 @@ pub(crate) use view::*;
 /// Implementors hold integers only and have no padding, so that they can be read and written as bytes.
 pub(crate) unsafe trait Record: Copy + Default {}
 
+#[allow(dead_code)] // used in constants only
 const fn field_size<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
@@ -96,6 +97,17 @@ pub(crate) mod state {
     pub(crate) const RECOVERING: u32 = pcieipc_state_PCIEIPC_STATE_RECOVERING;
     pub(crate) const DEAD: u32 = pcieipc_state_PCIEIPC_STATE_DEAD;
     pub(crate) const GONE: u32 = pcieipc_state_PCIEIPC_STATE_GONE;
+
+    /// A state's name.
+    pub(crate) const fn name(state: u32) -> &'static str {
+        match state {
+            LIVE => "live",
+            RECOVERING => "recovering",
+            DEAD => "dead",
+            GONE => "gone",
+            _ => "unknown",
+        }
+    }
 }
 
 /// A kind of event, as numbered in the ABI.

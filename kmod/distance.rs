@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How far two endpoints are from each other on the PCIe tree, and what makes it so.
+
+use crate::{endpoint::Endpoint, uapi};
+use core::ptr;
+use kernel::{bindings, prelude::*};
+
+/// Most ports above a device that are looked at.
+const DEPTH: usize = 32;
+
+/// The ports above a device, the lowest first.
+struct Path {
+    ports: KVec<*mut bindings::pci_dev>,
+}
+
+impl Path {
+    /// # Safety
+    ///
+    /// `pdev` is valid. Each device holds its bus and each bus its bridge, so the ports stay valid as long as `pdev`.
+    unsafe fn above(pdev: *mut bindings::pci_dev) -> Result<Self> {
+        let mut ports = KVec::new();
+        // SAFETY: By the requirements of this function.
+        let mut port = unsafe { (*(*pdev).bus).self_ };
+        while !port.is_null() && ports.len() < DEPTH {
+            ports.push(port, GFP_KERNEL)?;
+            // SAFETY: As above.
+            port = unsafe { (*(*port).bus).self_ };
+        }
+        Ok(Self { ports })
+    }
+
+    fn position(&self, port: *mut bindings::pci_dev) -> Option<usize> {
+        self.ports.iter().position(|other| ptr::eq(*other, port))
+    }
+
+    /// Whether one of the lowest `count` ports sends peer traffic up to the root.
+    ///
+    /// # Safety
+    ///
+    /// The device below is valid.
+    unsafe fn redirects(&self, count: usize) -> bool {
+        // SAFETY: By the requirements of this function.
+        self.ports.iter().take(count).any(|port| unsafe { redirects(*port) })
+    }
+}
+
+/// # Safety
+///
+/// `port` is valid.
+unsafe fn redirects(port: *mut bindings::pci_dev) -> bool {
+    const REDIRECT: u32 = bindings::PCI_ACS_RR | bindings::PCI_ACS_CR | bindings::PCI_ACS_EC;
+    let mut control = 0;
+    // SAFETY: By the requirements of this function.
+    unsafe {
+        let capability = i32::from((*port).acs_cap);
+        capability != 0
+            && bindings::pci_read_config_word(port, capability + bindings::PCI_ACS_CTRL as i32, &mut control) == 0
+            && control != !0
+            && u32::from(control) & REDIRECT != 0
+    }
+}
+
+/// DISTANCE.
+///
+/// # Errors
+///
+/// `ENOMEM` without memory.
+pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_distance) -> Result {
+    if from.id == to.id {
+        call.p2p = 1;
+        return Ok(());
+    }
+    // SAFETY: The endpoints hold references to their devices.
+    let (up, down) = unsafe { (Path::above(from.pci())?, Path::above(to.pci())?) };
+    let meeting = up
+        .ports
+        .iter()
+        .enumerate()
+        .find_map(|(hops, port)| Some((hops, down.position(*port)?)));
+    let mut reasons = 0;
+    let (rise, fall) = meeting.unwrap_or((up.ports.len(), down.ports.len()));
+    // SAFETY: As above. Only ports below the meeting point decide.
+    let redirected = unsafe { up.redirects(rise) || down.redirects(fall) };
+    if from.identity.address >> 3 == to.identity.address >> 3 {
+        reasons |= uapi::PCIEIPC_FAR_SAME_FUNCTION_CARD;
+    }
+    if redirected {
+        reasons |= uapi::PCIEIPC_FAR_ACS_REDIRECT;
+    }
+    let through_root = meeting.is_none() || redirected;
+    if meeting.is_none() {
+        reasons |= uapi::PCIEIPC_FAR_HOST_BRIDGE;
+    } else if !redirected {
+        reasons |= uapi::PCIEIPC_FAR_SAME_SWITCH;
+    }
+    let nodes = (from.identity.numa_node, to.identity.numa_node);
+    if nodes.0 >= 0 && nodes.1 >= 0 && nodes.0 != nodes.1 {
+        reasons |= uapi::PCIEIPC_FAR_SOCKETS;
+    }
+    if through_root && (from.iommu.protects() || to.iommu.protects()) {
+        reasons |= uapi::PCIEIPC_FAR_IOMMU;
+    }
+    call.hops = if redirected {
+        (up.ports.len() + down.ports.len() + 2) as u32
+    } else {
+        (rise + fall + 2) as u32
+    };
+    call.reasons = reasons;
+    let mut client = from.device();
+    // SAFETY: Both devices are valid; the array has one element.
+    let allowed = unsafe { bindings::pci_p2pdma_distance_many(to.pci(), &mut client, 1, false) };
+    call.p2p = u32::from(allowed >= 0);
+    Ok(())
+}
