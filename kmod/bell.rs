@@ -52,7 +52,7 @@ pub(crate) fn describe(endpoint: &Endpoint, vector: u32, call: &mut uapi::pcieip
     call.width = bell.width;
     call.map_offset = DOORBELL | u64::from(endpoint.id) << ENDPOINT_SHIFT | (offset - bell.offset) as u64 & !0xfff;
     call.page_offset = (offset & (PAGE_SIZE - 1)) as u64;
-    call.value = u64::from(endpoint.bell_value(index)?);
+    call.value = u64::from(endpoint.bell_value(index));
     Ok(())
 }
 
@@ -96,12 +96,7 @@ pub(crate) unsafe fn map(
     new.try_clear_mayexec()?;
     let start = endpoint.doorbell_start as usize + bell.offset;
     let bell = Arc::new(
-        Bell {
-            endpoint: endpoint.clone(),
-            generation,
-            frame: (start >> PAGE_SHIFT) + page,
-            dummy: Pages::uncharged(1, -1)?,
-        },
+        Bell { endpoint: endpoint.clone(), generation, frame: (start >> PAGE_SHIFT) + page, dummy: Pages::uncharged(1, -1)? },
         GFP_KERNEL,
     )?;
     // SAFETY: The VMA is being set up. Nothing is inserted here: only the fault handler, under the gate, may do that, because a
@@ -133,19 +128,19 @@ static OPERATIONS: VmOperations = VmOperations(bindings::vm_operations_struct {
     ..pin_init::zeroed()
 });
 
-unsafe extern "C" fn open(vma: *mut bindings::vm_area_struct) {
+extern "C" fn open(vma: *mut bindings::vm_area_struct) {
     // SAFETY: `map` stored a reference in each VMA with these operations, and the new one is a copy of such a VMA.
     let bell = unsafe { Arc::from_raw((*vma).vm_private_data.cast::<Bell>()) };
     core::mem::forget(bell.clone());
     core::mem::forget(bell);
 }
 
-unsafe extern "C" fn close(vma: *mut bindings::vm_area_struct) {
+extern "C" fn close(vma: *mut bindings::vm_area_struct) {
     // SAFETY: Gives back the reference that `map` or `open` stored; the VMA's entries are gone, so the dummy may go.
     drop(unsafe { Arc::from_raw((*vma).vm_private_data.cast::<Bell>()) });
 }
 
-unsafe extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
+extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
     // SAFETY: The VMA is locked and has these operations, so its private data is a `Bell`.
     let (vma, bell, address) = unsafe {
         let fault = &(*vmf).__bindgen_anon_1;

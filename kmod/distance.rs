@@ -73,11 +73,7 @@ pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_d
     }
     // SAFETY: The endpoints hold references to their devices.
     let (up, down) = unsafe { (Path::above(from.pci())?, Path::above(to.pci())?) };
-    let meeting = up
-        .ports
-        .iter()
-        .enumerate()
-        .find_map(|(hops, port)| Some((hops, down.position(*port)?)));
+    let meeting = up.ports.iter().enumerate().find_map(|(hops, port)| Some((hops, down.position(*port)?)));
     let mut reasons = 0;
     let (rise, fall) = meeting.unwrap_or((up.ports.len(), down.ports.len()));
     // SAFETY: As above. Only ports below the meeting point decide.
@@ -101,11 +97,7 @@ pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_d
     if through_root && (from.iommu.protects() || to.iommu.protects()) {
         reasons |= uapi::PCIEIPC_FAR_IOMMU;
     }
-    call.hops = if redirected {
-        (up.ports.len() + down.ports.len() + 2) as u32
-    } else {
-        (rise + fall + 2) as u32
-    };
+    call.hops = if redirected { (up.ports.len() + down.ports.len() + 2) as u32 } else { (rise + fall + 2) as u32 };
     call.reasons = reasons;
     let mut client = from.device();
     // SAFETY: Both devices are valid; the array has one element.

@@ -6,7 +6,7 @@ use crate::{
     endpoint::{device_raw, pci_raw, Endpoint},
     engine,
     monitor::Running,
-    profile::{Profile, Signature},
+    profile::{BellValue, Profile, Signature},
     registers::Registers,
     registry,
     vector::Handler,
@@ -94,8 +94,11 @@ impl pci::Driver for Driver {
 }
 
 fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profile>) -> Result<Bound<'bound>> {
-    // A driver bound by override has no entry in the table, so it is told apart by its ids.
-    let mut profile = *info.ok_or(ENODEV)?;
+    // A device bound by override has no entry in the table, so it is told by its ids.
+    let mut profile = match info.copied() {
+        Some(profile) => profile,
+        None => chosen_profile(pdev)?,
+    };
     // SAFETY: The device is being probed.
     if unsafe { crate::inline::pci_channel_offline(pci_raw(pdev)) } {
         dev_warn!(pdev, "a recovery from an error has failed; remove and rescan the device\n");
@@ -113,6 +116,11 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     if let Some(signature) = &profile.signature {
         check_signature(pdev, &registers, signature)?;
     }
+    if let BellValue::OwnId { register } = profile.doorbell.value {
+        // The id does not change while the device is there, so it is read once and not at each ring.
+        let id = registers.read32(profile.doorbell.bar, register)?;
+        profile.doorbell.value = BellValue::Vector(id << 16);
+    }
 
     let (vectors, wanted) = allocate_vectors(pdev, &mut profile)?;
     let endpoint = Endpoint::new(pdev, profile, registers, wanted)?;
@@ -125,6 +133,15 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     registry::add(&endpoint)?;
     dev_info!(pdev, "endpoint {} ({} vectors, generation {})\n", endpoint.id, wanted, endpoint.status.generation());
     Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, endpoint, _disable: enabled })
+}
+
+fn chosen_profile(pdev: &pci::Device<device::Bound>) -> Result<Profile> {
+    // SAFETY: The device is being probed.
+    let (vendor, device) = unsafe { ((*pci_raw(pdev)).vendor, (*pci_raw(pdev)).device) };
+    let profile = Profile::built_in(vendor, device).copied();
+    profile.ok_or(ENODEV).inspect_err(|_| {
+        dev_err!(pdev, "no profile describes {vendor:04x}:{device:04x}\n");
+    })
 }
 
 fn mask(bits: u32) -> Result<DmaMask> {

@@ -22,8 +22,7 @@ use crate::{
     vector::Vector,
 };
 use kernel::{
-    bindings, new_mutex, pci,
-    fmt,
+    bindings, fmt, new_mutex, pci,
     prelude::*,
     seq_file::SeqFile,
     seq_print,
@@ -276,7 +275,7 @@ impl Endpoint {
     pub(crate) fn ring(&self, vector: u32) -> Result {
         let index = crate::inline::checked_index(vector, self.vectors.len())?;
         let bell = &self.profile.doorbell;
-        let value = self.bell_value(index)?;
+        let value = self.bell_value(index);
         let offset = bell.offset_of(index);
         if bell.width == 8 {
             self.registers.write64(bell.bar, offset, u64::from(value))?;
@@ -288,16 +287,13 @@ impl Endpoint {
     }
 
     /// What is stored to ring `vector`.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` after unbind, where a register has to be read for it.
-    pub(crate) fn bell_value(&self, vector: usize) -> Result<u32> {
-        Ok(match self.profile.doorbell.value {
+    pub(crate) fn bell_value(&self, vector: usize) -> u32 {
+        match self.profile.doorbell.value {
             BellValue::Constant(value) => value,
             BellValue::Vector(base) => base.wrapping_add(vector as u32),
-            BellValue::OwnId { register } => self.registers.read32(self.profile.doorbell.bar, register)? << 16 | vector as u32,
-        })
+            // Replaced in probe by what the register held.
+            BellValue::OwnId { .. } => 0,
+        }
     }
 
     /// Acknowledges an interrupt at a device that wants it. False when it was not this device's.

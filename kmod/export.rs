@@ -61,7 +61,7 @@ impl Export {
     /// # Errors
     ///
     /// `EBUSY` when it is out already, `EMFILE` and `ENOMEM` as usual.
-    pub(crate) fn new(channel: Arc<Channel>) -> Result<Descriptor> {
+    pub(crate) fn descriptor(channel: Arc<Channel>) -> Result<Descriptor> {
         channel.take_export()?;
         let export = Self { seen: Atomic::new(channel.freed()), channel };
         // From here on dropping `export` gives the right to the descriptor back.
@@ -214,7 +214,7 @@ unsafe fn export<'a>(file: *mut bindings::file) -> &'a Export {
     unsafe { &*(*file).private_data.cast::<Export>() }
 }
 
-unsafe extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::file) {
+extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::file) {
     // SAFETY: The file is ours and open; the sequence file is the caller's own.
     let (export, seq) = unsafe { (export(file), SeqFile::from_raw(seq)) };
     let channel = &export.channel;
@@ -226,13 +226,13 @@ unsafe extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindin
     seq_print!(seq, "pcieipc-channel-data:\t{} KiB\n", channel.data.bytes() >> 10);
 }
 
-unsafe extern "C" fn release(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+extern "C" fn release(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
     // SAFETY: Called once for each file, when nobody uses it any more.
     drop(unsafe { KBox::from_raw((*file).private_data.cast::<Export>()) });
     0
 }
 
-unsafe extern "C" fn ioctl(file: *mut bindings::file, command: u32, arg: usize) -> isize {
+extern "C" fn ioctl(file: *mut bindings::file, command: u32, arg: usize) -> isize {
     // SAFETY: The file is ours and open.
     match unsafe { export(file) }.ioctl(command, arg) {
         Ok(()) => 0,
@@ -240,13 +240,13 @@ unsafe extern "C" fn ioctl(file: *mut bindings::file, command: u32, arg: usize) 
     }
 }
 
-unsafe extern "C" fn mmap_file(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> i32 {
+extern "C" fn mmap_file(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> i32 {
     // SAFETY: The file is ours and open; the VMA is being set up.
     let mapped = unsafe { export(file).mmap(vma, (*vma).vm_pgoff) };
     mapped.map_or_else(Error::to_errno, |()| 0)
 }
 
-unsafe extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_table_struct) -> bindings::__poll_t {
+extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_table_struct) -> bindings::__poll_t {
     // SAFETY: The file is ours and open; the table is valid or null during the call.
     let (export, table, file) = unsafe { (export(file), PollTable::from_raw(table), File::from_raw_file(file)) };
     export.channel.register(&table, file);

@@ -3,7 +3,8 @@
 //! The operations of the device node: the one place that sees user pointers of a session's calls.
 
 use crate::{
-    admin, call::{self, must_be_zero, Call},
+    admin,
+    call::{self, must_be_zero, Call},
     distance, mapping_inode, registry,
     session::{self, Session},
     uapi,
@@ -54,7 +55,7 @@ fn errno(result: Result) -> i32 {
     result.map_or_else(Error::to_errno, |()| 0)
 }
 
-unsafe extern "C" fn open(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+extern "C" fn open(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
     errno(Session::new().map(|session| {
         // SAFETY: The file is being opened.
         unsafe {
@@ -64,20 +65,20 @@ unsafe extern "C" fn open(_inode: *mut bindings::inode, file: *mut bindings::fil
     }))
 }
 
-unsafe extern "C" fn release(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+extern "C" fn release(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
     // SAFETY: Takes back the reference that `open` stored; nobody uses the file any more.
     let session = unsafe { Arc::from_raw((*file).private_data.cast::<Session>()) };
     session.close();
     0
 }
 
-unsafe extern "C" fn ioctl(file: *mut bindings::file, command: u32, arg: usize) -> isize {
+extern "C" fn ioctl(file: *mut bindings::file, command: u32, arg: usize) -> isize {
     // SAFETY: The file is ours and open.
     let session = unsafe { session(file) };
     errno(session.check_caller().and_then(|()| dispatch(&session, command, arg))) as isize
 }
 
-unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> i32 {
+extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> i32 {
     // SAFETY: The file is ours and open; the VMA is being set up.
     let (session, page_offset) = unsafe { (session(file), (*vma).vm_pgoff) };
     let result = session.check_caller();
@@ -85,7 +86,7 @@ unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area
     errno(result.and_then(|()| unsafe { session.mmap(vma, page_offset) }))
 }
 
-unsafe extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_table_struct) -> bindings::__poll_t {
+extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_table_struct) -> bindings::__poll_t {
     // SAFETY: The file is ours and open; the table is valid or null during the call.
     let (session, table, file) = unsafe { (session(file), PollTable::from_raw(table), File::from_raw_file(file)) };
     session.queue.register(&table, file);
@@ -99,7 +100,7 @@ unsafe extern "C" fn poll(file: *mut bindings::file, table: *mut bindings::poll_
     events
 }
 
-unsafe extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::iov_iter) -> isize {
+extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::iov_iter) -> isize {
     // SAFETY: Both are valid during the call; the file is ours and open.
     let (session, flags, iocb_flags, to) = unsafe {
         let file = (*iocb).ki_filp;
@@ -113,7 +114,7 @@ unsafe extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::io
     }
 }
 
-unsafe extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::file) {
+extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::file) {
     // SAFETY: The file is ours and open; the sequence file is the caller's own.
     let (session, seq) = unsafe { (session(file), SeqFile::from_raw(seq)) };
     session.show(seq);

@@ -18,13 +18,13 @@ unsafe extern "C" {
     fn pcieipc_inline_memlock_limit() -> usize;
     fn pcieipc_inline_array_index_nospec(index: u64, size: u64) -> u64;
     fn anon_inode_getfile(
-        name: *const u8,
+        name: *const c_char,
         fops: *const bindings::file_operations,
         private: *mut c_void,
         flags: i32,
     ) -> *mut bindings::file;
     fn anon_inode_create_getfile(
-        name: *const u8,
+        name: *const c_char,
         fops: *const bindings::file_operations,
         private: *mut c_void,
         flags: i32,
@@ -119,7 +119,7 @@ pub(crate) unsafe fn anon_file(
     flags: u32,
 ) -> Result<*mut bindings::file> {
     // SAFETY: By the requirements of this function; `name` is a C string.
-    from_err_ptr(unsafe { anon_inode_getfile(name.as_ptr().cast(), fops, private, flags as i32) })
+    from_err_ptr(unsafe { anon_inode_getfile(name.as_char_ptr(), fops, private, flags as i32) })
 }
 
 /// A new file on an anonymous inode of its own.
@@ -134,6 +134,6 @@ pub(crate) unsafe fn anon_file_with_inode(
 ) -> Result<*mut bindings::file> {
     // SAFETY: By the requirements of this function; `name` is a C string; no context inode is given.
     from_err_ptr(unsafe {
-        anon_inode_create_getfile(name.as_ptr().cast(), fops, core::ptr::null_mut(), flags as i32, core::ptr::null())
+        anon_inode_create_getfile(name.as_char_ptr(), fops, core::ptr::null_mut(), flags as i32, core::ptr::null())
     })
 }

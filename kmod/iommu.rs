@@ -103,7 +103,7 @@ fn isolation(endpoint: &Endpoint) -> Option<&'static str> {
     None
 }
 
-unsafe extern "C" fn count_device(_device: *mut bindings::device, count: *mut c_void) -> i32 {
+extern "C" fn count_device(_device: *mut bindings::device, count: *mut c_void) -> i32 {
     // SAFETY: `count` is the counter passed to `iommu_group_for_each_dev` in `isolation`.
     unsafe { *count.cast::<usize>() += 1 };
     0

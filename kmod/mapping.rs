@@ -113,11 +113,6 @@ impl Mapping {
         unsafe { bindings::sg_free_table(self.table.get()) };
     }
 
-    /// Bytes mapped.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.pages.bytes()
-    }
-
     /// The bus address of `offset`, and how many bytes follow it contiguously.
     pub(crate) fn locate(&self, offset: u64) -> Option<Segment> {
         let mut start = 0;

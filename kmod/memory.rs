@@ -21,7 +21,8 @@ pub(crate) struct Pages {
     ///
     /// Each is a page that this object holds one reference to.
     pages: KVVec<NonNull<bindings::page>>,
-    charge: Option<Charge>,
+    /// Held for what it does when it is dropped.
+    _charge: Option<Charge>,
 }
 
 // SAFETY: Pages are reference-counted and not tied to a thread; the vector is not changed after construction.
@@ -50,7 +51,7 @@ impl Pages {
     }
 
     fn allocate(count: usize, node: i32, charge: Option<Charge>) -> Result<Arc<Self>> {
-        let mut pages = Self { pages: KVVec::with_capacity(count, GFP_KERNEL)?, charge };
+        let mut pages = Self { pages: KVVec::with_capacity(count, GFP_KERNEL)?, _charge: charge };
         let mut order = MAX_ORDER;
         while pages.pages.len() < count {
             order = order.min((count - pages.pages.len()).ilog2());
@@ -86,11 +87,6 @@ impl Pages {
     /// Number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE_SIZE as u64
-    }
-
-    /// Whether a user pays for them.
-    pub(crate) fn is_charged(&self) -> bool {
-        self.charge.is_some()
     }
 
     /// One page.

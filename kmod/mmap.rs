@@ -117,20 +117,20 @@ static OPERATIONS: VmOperations = VmOperations(bindings::vm_operations_struct {
 });
 
 /// A part of a mapping became a VMA of its own.
-unsafe extern "C" fn open(vma: *mut bindings::vm_area_struct) {
+extern "C" fn open(vma: *mut bindings::vm_area_struct) {
     // SAFETY: `map` stored a reference in each VMA with these operations, and the new one is a copy of such a VMA.
     let pages = unsafe { Arc::from_raw((*vma).vm_private_data.cast::<Pages>()) };
     core::mem::forget(pages.clone());
     core::mem::forget(pages);
 }
 
-unsafe extern "C" fn close(vma: *mut bindings::vm_area_struct) {
+extern "C" fn close(vma: *mut bindings::vm_area_struct) {
     // SAFETY: Gives back the reference that `map` or `open` stored.
     drop(unsafe { Arc::from_raw((*vma).vm_private_data.cast::<Pages>()) });
 }
 
 /// Fills in what MADV_DONTNEED or a zap emptied.
-unsafe extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
+extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
     // SAFETY: The VMA is locked and has these operations, so its private data is a reference to pages.
     let (vma, pages, page_offset, address) = unsafe {
         let fault = &(*vmf).__bindgen_anon_1;

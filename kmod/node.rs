@@ -26,7 +26,7 @@ impl Node {
                 unsafe {
                     slot.write(pin_init::zeroed());
                     (*slot).minor = bindings::MISC_DYNAMIC_MINOR as i32;
-                    (*slot).name = c"pcieipc".as_ptr().cast();
+                    (*slot).name = c"pcieipc".as_char_ptr();
                     (*slot).fops = &raw const OPERATIONS.0;
                     (*slot).mode = 0o660;
                     to_result(bindings::misc_register(slot))

@@ -50,6 +50,7 @@ mod recovery;
 mod registers;
 mod registry;
 mod session;
+mod state;
 mod status;
 mod uapi;
 mod vector;
@@ -61,6 +62,8 @@ use kernel::prelude::*;
 struct Pcieipc {
     #[pin]
     _node: node::Node,
+    #[pin]
+    _state: state::StateFile,
     #[pin]
     _driver: kernel::driver::Registration<recovery::Adapter>,
     _queue: queue::WorkQueue,
@@ -75,6 +78,7 @@ impl kernel::InPlaceModule for Pcieipc {
             _inode: mapping_inode::MappingInode::new()?,
             _queue: queue::WorkQueue::new()?,
             _driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
+            _state <- state::StateFile::new(),
             _node <- node::Node::new(),
         })
     }

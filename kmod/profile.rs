@@ -70,8 +70,6 @@ pub(crate) enum Engine {
     None,
     /// That of the soft endpoint, in BAR 0.
     Soft,
-    /// QEMU's `edu`: through its own buffer of 4 KiB, in two steps.
-    Edu,
 }
 
 /// An interrupt has to be acknowledged at the device.
@@ -161,4 +159,45 @@ impl Profile {
         user_dma: false,
         dma_bits: 64,
     };
+
+    /// QEMU's `ivshmem-doorbell`: the interrupts of a shared-memory device, without DMA.
+    pub(crate) const IVSHMEM: Self = Self {
+        name: name("ivshmem-doorbell"),
+        signature: None,
+        doorbell: Doorbell { bar: 0, offset: 12, stride: 0, width: 4, value: BellValue::OwnId { register: 8 }, isolated: false },
+        vectors: 8,
+        engine_vector: None,
+        rings: None,
+        engine: Engine::None,
+        acknowledge: None,
+        memory_bar: Some(2),
+        user_dma: false,
+        dma_bits: 64,
+    };
+
+    /// QEMU's `edu`: one interrupt, which has to be acknowledged, raised by a register. Its engine reaches only its own
+    /// buffer, so it does not copy between rings.
+    pub(crate) const EDU: Self = Self {
+        name: name("edu"),
+        signature: Some(Signature { bar: 0, offset: 0, mask: 0xffff, value: 0x00ed }),
+        doorbell: Doorbell { bar: 0, offset: 0x60, stride: 0, width: 4, value: BellValue::Constant(1), isolated: false },
+        vectors: 1,
+        engine_vector: None,
+        rings: None,
+        engine: Engine::None,
+        acknowledge: Some(Acknowledge { bar: 0, status: 0x24, clear: 0x64 }),
+        memory_bar: None,
+        user_dma: false,
+        dma_bits: 28,
+    };
+
+    /// The built-in profile of a device that an administrator bound by driver_override.
+    pub(crate) fn built_in(vendor: u16, device: u16) -> Option<&'static Self> {
+        match (vendor, device) {
+            (0x1234, 0x7069) => Some(&Self::SOFT),
+            (0x1af4, 0x1110) => Some(&Self::IVSHMEM),
+            (0x1234, 0x11e8) => Some(&Self::EDU),
+            _ => None,
+        }
+    }
 }

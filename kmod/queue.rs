@@ -32,7 +32,7 @@ impl WorkQueue {
         // SAFETY: The name is a C string without format characters.
         let queue = unsafe {
             bindings::alloc_workqueue_noprof(
-                c"pcieipc".as_ptr().cast(),
+                c"pcieipc".as_char_ptr(),
                 bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags_WQ_FREEZABLE,
                 0,
             )

@@ -120,7 +120,7 @@ impl Endpoint {
     }
 }
 
-unsafe extern "C" fn error_detected(
+extern "C" fn error_detected(
     pdev: *mut bindings::pci_dev,
     channel: bindings::pci_channel_state_t,
 ) -> bindings::pci_ers_result_t {
@@ -154,7 +154,7 @@ unsafe extern "C" fn error_detected(
     }
 }
 
-unsafe extern "C" fn mmio_enabled(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_result_t {
+extern "C" fn mmio_enabled(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_result_t {
     // SAFETY: A callback of the PCI core.
     unsafe {
         with_endpoint(pdev, bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT, |endpoint| {
@@ -167,7 +167,7 @@ unsafe extern "C" fn mmio_enabled(pdev: *mut bindings::pci_dev) -> bindings::pci
     }
 }
 
-unsafe extern "C" fn slot_reset(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_result_t {
+extern "C" fn slot_reset(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_result_t {
     // SAFETY: A callback of the PCI core. The state was saved in probe; saving it again keeps it for the next time.
     unsafe {
         with_endpoint(pdev, bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT, |endpoint| {
@@ -184,22 +184,22 @@ unsafe extern "C" fn slot_reset(pdev: *mut bindings::pci_dev) -> bindings::pci_e
     }
 }
 
-unsafe extern "C" fn resume(pdev: *mut bindings::pci_dev) {
+extern "C" fn resume(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core.
     unsafe { with_endpoint(pdev, (), Endpoint::resume) }
 }
 
-unsafe extern "C" fn reset_prepare(pdev: *mut bindings::pci_dev) {
+extern "C" fn reset_prepare(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core.
     unsafe { with_endpoint(pdev, (), Endpoint::suspend) }
 }
 
-unsafe extern "C" fn reset_done(pdev: *mut bindings::pci_dev) {
+extern "C" fn reset_done(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core, which has restored the configuration space.
     unsafe { with_endpoint(pdev, (), Endpoint::resume) }
 }
 
-unsafe extern "C" fn correctable(pdev: *mut bindings::pci_dev) {
+extern "C" fn correctable(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core.
     unsafe {
         with_endpoint(pdev, (), |endpoint| {
@@ -228,20 +228,20 @@ static POWER: Power = Power(bindings::dev_pm_ops {
     ..pin_init::zeroed()
 });
 
-unsafe extern "C" fn sleep(device: *mut bindings::device) -> i32 {
+extern "C" fn sleep(device: *mut bindings::device) -> i32 {
     // SAFETY: A callback for a device of our driver, which is on the PCI bus; the device lock is held.
     unsafe { with_endpoint(kernel::container_of!(device, bindings::pci_dev, dev), (), Endpoint::suspend) };
     0
 }
 
-unsafe extern "C" fn wake(device: *mut bindings::device) -> i32 {
+extern "C" fn wake(device: *mut bindings::device) -> i32 {
     // SAFETY: As in `sleep`.
     unsafe { with_endpoint(kernel::container_of!(device, bindings::pci_dev, dev), (), Endpoint::resume) };
     0
 }
 
 /// The machine goes down or into another kernel: the device must not write into its memory.
-unsafe extern "C" fn shutdown(pdev: *mut bindings::pci_dev) {
+extern "C" fn shutdown(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core.
     unsafe { with_endpoint(pdev, (), Endpoint::die) };
 }

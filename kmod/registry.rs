@@ -131,6 +131,20 @@ pub(crate) fn past_bridge(id: u32) -> Option<ARef<pci::Device>> {
     registry.past.iter().find(|past| past.id == id)?.bridge.clone()
 }
 
+/// All endpoints.
+///
+/// # Errors
+///
+/// `ENOMEM` without memory.
+pub(crate) fn endpoints() -> Result<KVec<Arc<Endpoint>>> {
+    let registry = REGISTRY.lock();
+    let mut endpoints = KVec::with_capacity(registry.endpoints.len(), GFP_KERNEL)?;
+    for endpoint in registry.endpoints.iter() {
+        endpoints.push(endpoint.clone(), GFP_KERNEL)?;
+    }
+    Ok(endpoints)
+}
+
 /// The ids of all endpoints.
 ///
 /// # Errors

@@ -301,7 +301,7 @@ impl Session {
     /// CHANNEL_EXPORT: a new descriptor, not yet visible to the process.
     pub(crate) fn export(&self, id: u32) -> Result<export::Descriptor> {
         self.usable()?;
-        Export::new(self.find_own(id)?)
+        Export::descriptor(self.find_own(id)?)
     }
 
     /// CHANNEL_IMPORT.
