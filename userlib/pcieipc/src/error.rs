@@ -125,6 +125,9 @@ pub enum Error {
     /// The group could not meet.
     #[error("the group could not meet: {0}")]
     Meeting(String),
+    /// The module refused a call; the text says what to do.
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
     /// A system call failed.
     #[error("{call}: {source}; {hint}")]
     System {

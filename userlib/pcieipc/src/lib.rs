@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Exchange and all-reduce gradients over PCIe, and keep going when the tree misbehaves.
 
+pub mod abi;
+pub mod device;
 pub mod doctor;
 pub mod error;
 pub mod executor;

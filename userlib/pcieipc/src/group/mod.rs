@@ -19,16 +19,19 @@
 
 mod directory;
 mod join;
+mod join_kmod;
 mod mesh;
 mod message;
 mod survivors;
 
 use std::{
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::{
+    device::Session,
     error::{Error, Rank, Result},
     executor::{Executor, MAX_RANKS, Options as ExecutorOptions},
     link::Links,
@@ -38,6 +41,8 @@ use crate::{
 
 use directory::Directory;
 use join::{Join, JoinShm, Joined};
+use join_kmod::JoinKmod;
+pub use join_kmod::KmodOptions;
 use mesh::Mesh;
 
 /// What a group can do with its links beyond [`Links`].
@@ -68,11 +73,13 @@ impl<W: Wire> GroupLinks for RankLinks<W> {
 }
 
 /// How the ranks of a group reach each other.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Transport {
     /// Shared memory between processes; no module, no hardware.
     Shm,
+    /// Channels of `/dev/pcieipc`, each rank with an endpoint of its own.
+    Kmod(KmodOptions),
 }
 
 impl Transport {
@@ -80,7 +87,32 @@ impl Transport {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Shm => "shm",
+            Self::Kmod(_) => "kmod",
         }
+    }
+
+    /// What has to be there before links can be made, and outlives them.
+    fn ground(&self, rank: Rank, ranks: usize) -> Result<Ground> {
+        match self {
+            Self::Shm => Ok(Ground::Shm),
+            Self::Kmod(options) => Ok(Ground::Kmod(options.clone(), options.attach(rank, ranks)?)),
+        }
+    }
+}
+
+/// What a rank's links stand on.
+#[derive(Debug)]
+enum Ground {
+    Shm,
+    Kmod(KmodOptions, Arc<Session>),
+}
+
+impl Ground {
+    fn join(&self, rank: Rank, ranks: usize, ring_bytes: usize) -> Result<Box<dyn Join>> {
+        Ok(match self {
+            Self::Shm => Box::new(JoinShm::new(rank, ranks, ring_bytes)?),
+            Self::Kmod(options, session) => Box::new(JoinKmod::new(rank, ranks, ring_bytes, options, session.clone())?),
+        })
     }
 }
 
@@ -131,12 +163,6 @@ impl GroupOptions {
         entries.extend(self.configuration.iter().cloned());
         entries
     }
-
-    fn join(&self, rank: Rank, ranks: usize) -> Result<Box<dyn Join>> {
-        match self.transport {
-            Transport::Shm => Ok(Box::new(JoinShm::new(rank, ranks, self.ring_bytes)?)),
-        }
-    }
 }
 
 /// One rank's membership in a group. Dropping it leaves the group in order; a process that ends without that counts as died.
@@ -148,6 +174,8 @@ pub struct Group {
     members: Vec<Rank>,
     turn: u32,
     options: GroupOptions,
+    // After the executor, whose links stand on it.
+    ground: Ground,
 }
 
 impl Group {
@@ -163,12 +191,13 @@ impl Group {
         shm::check_size(options.ring_bytes)?;
         let deadline = Instant::now() + options.meeting_timeout;
         let directory = Directory::open(&options.directory)?;
+        let ground = options.transport.ground(rank, ranks)?;
         let mesh = Mesh::meet(&directory, rank, ranks, &options.agreed(), deadline)?;
         let members: Vec<Rank> = (0..ranks).collect();
-        match join::join(&mesh, &members, 0, options.join(rank, ranks)?, deadline)? {
+        match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes)?, deadline)? {
             Joined::Links(links) => {
                 let executor = Executor::new(links, options.executor.clone())?;
-                Ok(Self { executor, mesh, members, turn: 0, options })
+                Ok(Self { executor, mesh, members, turn: 0, options, ground })
             }
             Joined::Again { why, .. } => Err(why),
         }
@@ -192,6 +221,14 @@ impl Group {
     /// How the ranks reach each other.
     pub fn transport(&self) -> &Transport {
         &self.options.transport
+    }
+
+    /// The session with this rank's endpoint, where the transport has one.
+    pub fn session(&self) -> Option<&Session> {
+        match &self.ground {
+            Ground::Shm => None,
+            Ground::Kmod(_, session) => Some(session),
+        }
     }
 
     /// What happened on this rank's links since the group met or shrank.

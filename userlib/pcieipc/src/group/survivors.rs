@@ -53,7 +53,7 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
             }
         }
         let rank = members.iter().position(|&r| r == me).ok_or_else(excluded)?;
-        let transport = group.options.join(rank, members.len())?;
+        let transport = group.ground.join(rank, members.len(), group.options.ring_bytes)?;
         match join::join(&group.mesh, &members, turn, transport, by)? {
             Joined::Links(links) => {
                 // The old links are dropped here; those left out read there that the group went on.

@@ -2,10 +2,12 @@
 //! System calls, each wrapped once.
 
 mod bell;
+mod kernel;
 mod mapping;
 mod process;
 
 pub use bell::Bell;
+pub use kernel::{Call, Kernel, Linux};
 pub use mapping::{Access, Mapping};
 pub use process::{Life, wait_readable};
 

@@ -348,7 +348,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     }
 
     fn max_record(&self) -> usize {
-        max_record(self.data_bytes)
+        max_record(self.data_bytes).min(self.wire.longest())
     }
 
     fn depth(&self, len: usize) -> usize {

@@ -4,6 +4,7 @@
 //! What all transports share is in [`RankLinks`]: waiting with a bound, watching peers and endpoints while it waits, and the
 //! answers when something ends. A [`Wire`] brings what differs: the memory, the bells and the endpoints' status.
 
+pub mod kmod;
 mod links;
 mod patience;
 pub mod shm;
@@ -60,6 +61,10 @@ pub trait Wire: Send + std::fmt::Debug {
     /// Ranks whose endpoint is not live in the generation that the group met with.
     fn not_live(&self) -> Vec<Rank> {
         Vec::new()
+    }
+    /// The longest payload that [`Wire::carry`] takes.
+    fn longest(&self) -> usize {
+        usize::MAX
     }
     /// Memory outside the ring in which a record's payload to `peer` is put before an engine moves it into the ring; `None` where
     /// the processor writes rings itself. The same place until [`Wire::carry`].
