@@ -60,7 +60,7 @@ mod tests {
             size_of::<pcieipc_export_eventfd>(),
             size_of::<pcieipc_event>(),
         ];
-        assert_eq!(sizes, [88, 24, 24, 144, 32, 32, 16, 64, 56, 16, 16, 56, 16, 16, 40, 16, 64, 16, 64]);
+        assert_eq!(sizes, [88, 24, 24, 144, 32, 32, 16, 64, 56, 16, 16, 48, 16, 16, 40, 16, 64, 16, 64]);
         assert_eq!(offset_of!(pcieipc_query, caps), 24);
         assert_eq!(offset_of!(pcieipc_query, link_sample_ms), 84);
         assert_eq!(offset_of!(pcieipc_status, word), 0);
