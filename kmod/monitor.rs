@@ -52,6 +52,7 @@ impl Monitor {
 
     fn look(&self) {
         self.end_storms();
+        self.endpoint.report_correctable();
         let endpoint = &self.endpoint;
         // During recovery or reset the device may not be touched.
         if endpoint.status.state() != state::LIVE {

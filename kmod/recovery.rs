@@ -111,6 +111,15 @@ impl Endpoint {
         self.change(&mut hardware, state::LIVE, registry::next_generation());
     }
 
+    /// Tells correctable errors that were not told yet, unless enough was told in this second. The monitor calls it too, so that
+    /// the last ones of a burst are told when it is over.
+    pub(crate) fn report_correctable(&self) {
+        let total = self.counters.correctable.load(Relaxed);
+        self.correctable.report(total, |since| {
+            self.tell(kind::CORRECTABLE, [since, total, 0, 0]);
+        });
+    }
+
     /// Nothing more will come of the device until it is removed.
     pub(crate) fn die(&self) {
         let mut hardware = self.hardware.lock();
@@ -203,10 +212,8 @@ extern "C" fn correctable(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core.
     unsafe {
         with_endpoint(pdev, (), |endpoint| {
-            let total = endpoint.counters.correctable.fetch_add(1, Relaxed) + 1;
-            endpoint.correctable.report(total, |since| {
-                endpoint.tell(kind::CORRECTABLE, [since, total, 0, 0]);
-            });
+            endpoint.counters.correctable.add(1, Relaxed);
+            endpoint.report_correctable();
         })
     }
 }
@@ -261,6 +268,9 @@ impl Brake {
 
     /// Calls `tell` with the number of errors since the last time, unless enough was told in this second.
     fn report(&self, total: u64, tell: impl FnOnce(u64)) {
+        if self.reported.load(Relaxed) == total {
+            return;
+        }
         // SAFETY: Reads the monotonic clock.
         let second = unsafe { bindings::ktime_get() } as u64 / 1_000_000_000;
         if self.second.xchg(second, Relaxed) != second {
@@ -268,7 +278,7 @@ impl Brake {
         }
         if self.told.fetch_add(1, Relaxed) < limits::correctable_per_second() {
             let before = self.reported.xchg(total, Relaxed);
-            tell(total - before);
+            tell(total.saturating_sub(before));
         }
     }
 }
