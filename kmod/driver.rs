@@ -4,6 +4,7 @@
 
 use crate::{
     endpoint::{device_raw, pci_raw, Endpoint},
+    endpoint_node::EndpointNode,
     engine,
     monitor::Running,
     profile::{BellValue, Profile, Signature},
@@ -29,6 +30,7 @@ pub(crate) struct Bound<'bound> {
     _irqs: KVec<Pin<KBox<irq::Registration<'bound, Handler>>>>,
     _vectors: KBox<pci::IrqVectorRegistration<'bound>>,
     monitor: Running,
+    _node: EndpointNode,
     endpoint: Arc<Endpoint>,
     _disable: Enabled,
 }
@@ -131,8 +133,12 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     let irqs = request_irqs(&vectors, &endpoint)?;
     let monitor = Running::new(endpoint.clone())?;
     registry::add(&endpoint)?;
+    let node = EndpointNode::new(&endpoint).inspect_err(|_| {
+        registry::remove(&endpoint);
+        endpoint.unbind();
+    })?;
     dev_info!(pdev, "endpoint {} ({} vectors, generation {})\n", endpoint.id, wanted, endpoint.status.generation());
-    Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, endpoint, _disable: enabled })
+    Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, _node: node, endpoint, _disable: enabled })
 }
 
 fn chosen_profile(pdev: &pci::Device<device::Bound>) -> Result<Profile> {

@@ -166,6 +166,8 @@ pub(crate) struct Queue {
     waiters: PollCondVarBox,
     /// Id of the endpoint that the session is attached to, 0 for none.
     endpoint: Atomic<u32>,
+    /// The one endpoint that the session may know of.
+    only: Option<u32>,
 }
 
 impl Queue {
@@ -174,13 +176,14 @@ impl Queue {
     /// # Errors
     ///
     /// `ENOMEM` without memory.
-    pub(crate) fn new() -> Result<impl PinInit<Self>> {
+    pub(crate) fn new(only: Option<u32>) -> Result<impl PinInit<Self>> {
         let ring = Ring::new(limits::event_queue())?;
         let waiters = PollCondVarBox::new(c"pcieipc_events", kernel::static_lock_class!())?;
         Ok(pin_init!(Self {
             ring <- new_spinlock_irq!(ring, "pcieipc_events"),
             waiters,
             endpoint: Atomic::new(0),
+            only,
         }))
     }
 
@@ -191,6 +194,9 @@ impl Queue {
 
     /// Delivers `event` if the session is to see it; false when it should have seen it and it was lost.
     pub(crate) fn deliver(&self, event: &Event) -> bool {
+        if self.only.is_some_and(|only| only != event.endpoint) {
+            return true;
+        }
         let attached = self.endpoint.load(Relaxed);
         let for_all = matches!(event.kind, kind::ADDED | kind::STATE);
         if attached != 0 && attached != event.endpoint && !for_all {

@@ -5,7 +5,7 @@
 use crate::{
     admin,
     call::{self, must_be_zero, Call},
-    distance, mapping_inode, registry,
+    distance, endpoint_node, mapping_inode, registry,
     session::{self, Session},
     uapi,
 };
@@ -55,8 +55,10 @@ fn errno(result: Result) -> i32 {
     result.map_or_else(Error::to_errno, |()| 0)
 }
 
-extern "C" fn open(_inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
-    errno(Session::new().map(|session| {
+extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+    // SAFETY: The inode is that of the node being opened.
+    let only = endpoint_node::endpoint_of(unsafe { (*inode).i_rdev });
+    errno(Session::new(only).map(|session| {
         // SAFETY: The file is being opened.
         unsafe {
             mapping_inode::adopt(file);
@@ -123,10 +125,10 @@ extern "C" fn show_fdinfo(seq: *mut bindings::seq_file, file: *mut bindings::fil
 fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
     match command {
         uapi::pcieipc_call_PCIEIPC_CALL_QUERY => query(arg),
-        uapi::pcieipc_call_PCIEIPC_CALL_ENUMERATE => enumerate(arg),
+        uapi::pcieipc_call_PCIEIPC_CALL_ENUMERATE => enumerate(session, arg),
         uapi::pcieipc_call_PCIEIPC_CALL_ENDPOINT_INFO => call::run(arg, |info: &mut uapi::pcieipc_endpoint_info| {
             must_be_zero(&[u64::from(info.flags)])?;
-            registry::find(info.endpoint).ok_or(ENOENT)?.describe(info);
+            session.find_endpoint(info.endpoint)?.describe(info);
             Ok(())
         }),
         uapi::pcieipc_call_PCIEIPC_CALL_ATTACH => call::run(arg, |attach: &mut uapi::pcieipc_attach| {
@@ -181,8 +183,8 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
         }),
         uapi::pcieipc_call_PCIEIPC_CALL_DISTANCE => call::run(arg, |distance: &mut uapi::pcieipc_distance| {
             must_be_zero(&[u64::from(distance.flags | distance.__reserved)])?;
-            let from = registry::find(distance.from).ok_or(ENOENT)?;
-            let to = registry::find(distance.to).ok_or(ENOENT)?;
+            let from = session.find_endpoint(distance.from)?;
+            let to = session.find_endpoint(distance.to)?;
             distance::measure(&from, &to, distance)
         }),
         uapi::pcieipc_call_PCIEIPC_CALL_DOORBELL_MAP => call::run(arg, |bell: &mut uapi::pcieipc_doorbell| {
@@ -191,6 +193,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
         }),
         uapi::pcieipc_call_PCIEIPC_CALL_ADMIN => call::run(arg, |request: &mut uapi::pcieipc_admin| {
             must_be_zero(&[u64::from(request.flags)])?;
+            session.check_unrestricted()?;
             admin::request(request)
         }),
         _ => Err(ENOTTY),
@@ -212,11 +215,12 @@ fn query(arg: usize) -> Result {
     }
 }
 
-fn enumerate(arg: usize) -> Result {
+fn enumerate(session: &Session, arg: usize) -> Result {
     let mut call = Call::<uapi::pcieipc_enumerate>::read(arg)?;
     let record = &mut call.record;
     must_be_zero(&[u64::from(record.flags | record.__reserved)])?;
-    let ids = registry::ids()?;
+    let mut ids = registry::ids()?;
+    ids.retain(|id| session.may_see(*id));
     let fitting = ids.len().min(record.count as usize);
     let address = usize::try_from(record.ids)?;
     let mut writer = UserSlice::new(UserPtr::from_addr(address), fitting * size_of::<u32>()).writer();

@@ -28,6 +28,7 @@ mod channel;
 mod distance;
 mod driver;
 mod endpoint;
+mod endpoint_node;
 mod engine;
 mod eventfd;
 mod events;
@@ -66,6 +67,7 @@ struct Pcieipc {
     _state: state::StateFile,
     #[pin]
     _driver: kernel::driver::Registration<recovery::Adapter>,
+    _nodes: endpoint_node::Nodes,
     _queue: queue::WorkQueue,
     _inode: mapping_inode::MappingInode,
 }
@@ -77,6 +79,7 @@ impl kernel::InPlaceModule for Pcieipc {
         try_pin_init!(Self {
             _inode: mapping_inode::MappingInode::new()?,
             _queue: queue::WorkQueue::new()?,
+            _nodes: endpoint_node::Nodes::new()?,
             _driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
             _state <- state::StateFile::new(),
             _node <- node::Node::new(),

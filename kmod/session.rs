@@ -55,6 +55,8 @@ struct Table {
 pub(crate) struct Session {
     /// The process that opened it; only a name, held so that it is not given to another process.
     mm: *mut bindings::mm_struct,
+    /// The one endpoint that it may see, for a session of an endpoint's node.
+    only: Option<u32>,
     /// Its events.
     pub(crate) queue: Arc<Queue>,
     endpoint: SetOnce<Arc<Endpoint>>,
@@ -75,18 +77,22 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` without memory, `EPERM` for a kernel thread.
-    pub(crate) fn new() -> Result<Arc<Self>> {
+    /// `ENOMEM` without memory, `EPERM` for a kernel thread, `ENODEV` when the node's endpoint is gone.
+    pub(crate) fn new(only: Option<u32>) -> Result<Arc<Self>> {
+        if only.is_some_and(|id| registry::find(id).is_none()) {
+            return Err(ENODEV);
+        }
         let mm = current_mm();
         if mm.is_null() {
             return Err(EPERM);
         }
-        let queue = Arc::pin_init(Queue::new()?, GFP_KERNEL)?;
+        let queue = Arc::pin_init(Queue::new(only)?, GFP_KERNEL)?;
         // SAFETY: The calling task's own `mm` is valid; the reference is given back in `drop`.
         unsafe { bindings::mmgrab(mm) };
         let session = Arc::pin_init(
             pin_init!(Self {
                 mm,
+                only,
                 queue,
                 endpoint: SetOnce::new(),
                 generation: Atomic::new(0),
@@ -105,6 +111,35 @@ impl Session {
         })?;
         registry::listen(&session.queue)?;
         Ok(session)
+    }
+
+    /// Whether the session may know of an endpoint.
+    pub(crate) fn may_see(&self, endpoint: u32) -> bool {
+        self.only.is_none_or(|only| only == endpoint)
+    }
+
+    /// An endpoint that the session may know of.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT`.
+    pub(crate) fn find_endpoint(&self, id: u32) -> Result<Arc<Endpoint>> {
+        if !self.may_see(id) {
+            return Err(ENOENT);
+        }
+        registry::find(id).ok_or(ENOENT)
+    }
+
+    /// Refuses what is for the node of all endpoints.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`.
+    pub(crate) fn check_unrestricted(&self) -> Result {
+        match self.only {
+            None => Ok(()),
+            Some(_) => Err(EPERM),
+        }
     }
 
     /// Refuses calls from a process other than the one that opened the session.
@@ -148,7 +183,7 @@ impl Session {
 
     /// ATTACH.
     pub(crate) fn attach(&self, call: &mut uapi::pcieipc_attach) -> Result {
-        let endpoint = registry::find(call.endpoint).ok_or(ENOENT)?;
+        let endpoint = self.find_endpoint(call.endpoint)?;
         let table = self.table.lock();
         if self.endpoint.as_ref().is_some() {
             return Err(EBUSY);

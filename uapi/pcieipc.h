@@ -33,6 +33,8 @@
 #define PCIEIPC_ABI_OLDEST		1
 
 #define PCIEIPC_NODE			"/dev/pcieipc"
+/* The node of one endpoint, by id: a session opened through it sees that endpoint alone. For containers. */
+#define PCIEIPC_ENDPOINT_NODE		"/dev/pcieipc%u"
 
 #define PCIEIPC_IOC_MAGIC		0xE9
 #define PCIEIPC_IO(nr)			_IO(PCIEIPC_IOC_MAGIC, (nr))

@@ -4,78 +4,9 @@
  * ring, wake, copy, and a device that is unbound under live mappings.
  */
 #define _GNU_SOURCE
-#include "pcieipc.h"
+#include "module.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-static int number, failed;
-
-static void promise(int kept, const char *name)
-{
-	printf("%sok %d %s%s%s\n", kept ? "" : "not ", ++number, name, kept ? "" : " # errno ", kept ? "" : strerror(errno));
-	failed |= !kept;
-}
-
-/* A call and the errno that it must give, 0 for success. */
-static int gives(int fd, unsigned long call, void *arg, int expected)
-{
-	int result = ioctl(fd, call, arg);
-	int got = result < 0 ? errno : 0;
-
-	if (got != expected)
-		printf("# call %#lx gave %d (%s), not %d\n", call, got, strerror(got), expected);
-	errno = got;
-	return got == expected;
-}
-
-#define CALL(type, ...) (&(struct type){ .size = sizeof(struct type), __VA_ARGS__ })
-
-static int open_node(void)
-{
-	int fd = open(PCIEIPC_NODE, O_RDWR | O_CLOEXEC);
-
-	if (fd < 0) {
-		printf("Bail out! cannot open %s: %s\n", PCIEIPC_NODE, strerror(errno));
-		exit(1);
-	}
-	return fd;
-}
-
-static void *map(int fd, size_t bytes, int protection, uint64_t offset)
-{
-	void *at = mmap(NULL, bytes, protection, MAP_SHARED, fd, (off_t)offset);
-
-	return at == MAP_FAILED ? NULL : at;
-}
-
-static short wait_for(int fd, short events, int ms)
-{
-	struct pollfd poller = { .fd = fd, .events = events };
-
-	return poll(&poller, 1, ms) == 1 ? poller.revents : 0;
-}
-
-static void write_file(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-
-	if (fd < 0 || write(fd, text, strlen(text)) < 0)
-		printf("# cannot write %s: %s\n", path, strerror(errno));
-	if (fd >= 0)
-		close(fd);
-}
 
 int main(void)
 {
@@ -277,7 +208,19 @@ int main(void)
 	promise(gives(c, PCIEIPC_IOCTL_ATTACH, CALL(pcieipc_attach, .endpoint = event.endpoint), 0), "a_new_session_attaches_to_it");
 	promise(gives(export.fd, PCIEIPC_IOCTL_EXPORT_RING, CALL(pcieipc_ring), ENODEV) && (out[0] = 9) == 9 && data[0] == 9,
 		"the_old_descriptor_stays_dead_and_its_memory_alive");
-	snprintf(path, sizeof(path), "1..%d\n", number);
-	fputs(path, stdout);
-	return failed;
+
+	/* The node of one endpoint. */
+	snprintf(path, sizeof(path), "/dev/pcieipc%u", attach_b.endpoint);
+	close(b);
+	int d = open(path, O_RDWR | O_CLOEXEC);
+
+	list.count = 16;
+	promise(d >= 0 && gives(d, PCIEIPC_IOCTL_ENUMERATE, &list, 0) && list.count == 1 && ids[0] == attach_b.endpoint, "an_endpoints_node_lists_it_alone");
+	promise(gives(d, PCIEIPC_IOCTL_ENDPOINT_INFO, CALL(pcieipc_endpoint_info, .endpoint = event.endpoint), ENOENT) &&
+		gives(d, PCIEIPC_IOCTL_ATTACH, CALL(pcieipc_attach, .endpoint = event.endpoint), ENOENT) &&
+		gives(d, PCIEIPC_IOCTL_ADMIN, CALL(pcieipc_admin, .action = PCIEIPC_ADMIN_RESET, .endpoint = attach_b.endpoint), EPERM) &&
+		gives(d, PCIEIPC_IOCTL_ATTACH, CALL(pcieipc_attach, .endpoint = attach_b.endpoint), 0), "and_reaches_no_other");
+	snprintf(path, sizeof(path), "/dev/pcieipc%u", attach_a.endpoint);
+	promise(open(path, O_RDWR) < 0 && errno == ENOENT, "the_node_of_a_past_endpoint_is_gone");
+	return finish();
 }
