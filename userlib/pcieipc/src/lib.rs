@@ -11,6 +11,7 @@ pub mod link;
 pub mod loopback;
 pub mod plan;
 pub mod reduce;
+pub mod registered;
 pub mod ring;
 pub mod sys;
 pub mod topology;

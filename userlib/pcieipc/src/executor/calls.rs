@@ -9,6 +9,7 @@ use crate::{
     link::Links,
     plan::Collective,
     reduce::{Element, Kind, Op},
+    registered::Registered,
 };
 
 /// A length that does not fit.
@@ -66,6 +67,23 @@ impl<L: Links> Executor<L> {
             return Err(Error::Argument(format!("{} bytes are not a whole number of {kind} elements", buffer.len())));
         }
         self.call(Arguments::in_place(Collective::AllReduce, kind, buffer).with_op(op), deadline)
+    }
+
+    /// Like [`Self::all_reduce`], straight between registered buffers.
+    ///
+    /// # Errors
+    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
+    pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, deadline: Instant) -> Result<()> {
+        if buffer.ranks() != self.ranks() {
+            return Err(Error::Argument(format!(
+                "the buffer is registered among {} ranks, not {}",
+                buffer.ranks(),
+                self.ranks()
+            )));
+        }
+        let (places, place) = (buffer.places(), u64::from(buffer.number()) + 1);
+        let arguments = Arguments::in_place(Collective::AllReduce, T::KIND, buffer).with_op(op);
+        self.call(Arguments { peers: (places, places), place, ..arguments }, deadline)
     }
 
     /// All-reduces several buffers, one after the other in the order given: the gradients of a model, bucket by bucket.

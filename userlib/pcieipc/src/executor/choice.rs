@@ -8,13 +8,15 @@ use crate::{
 };
 
 impl<L: Links> Executor<L> {
-    pub(super) fn choose(&self, collective: Collective, bytes: usize) -> Algorithm {
+    pub(super) fn choose(&self, collective: Collective, bytes: usize, registered: bool) -> Algorithm {
         use {Algorithm as A, Collective as C};
         let small = bytes <= self.options.one_shot_up_to;
         let default = match collective {
             C::AllReduce => {
                 if small {
                     A::OneShot
+                } else if registered {
+                    A::Direct
                 } else {
                     A::TwoShot
                 }
@@ -30,14 +32,15 @@ impl<L: Links> Executor<L> {
             C::SendReceive | C::Barrier => A::OneShot,
         };
         match self.options.algorithm {
-            Some(asked) if exists(collective, asked) => asked,
+            Some(asked) if exists(collective, asked, registered) => asked,
             _ => default,
         }
     }
 }
 
-/// Whether records alone can run the algorithm for the collective.
-fn exists(collective: Collective, algorithm: Algorithm) -> bool {
+/// Whether the collective has the algorithm, given the buffers.
+fn exists(collective: Collective, algorithm: Algorithm, registered: bool) -> bool {
     use crate::plan::{Shape, Tree, build};
-    algorithm != Algorithm::Direct && build(collective, algorithm, Shape::new(1, 0, 1), 0, &Tree::flat(1)).is_some()
+    (registered || algorithm != Algorithm::Direct)
+        && build(collective, algorithm, Shape::new(1, 0, 1), 0, &Tree::flat(1)).is_some()
 }

@@ -29,6 +29,8 @@ pub struct Options {
     pub algorithm: Option<Algorithm>,
     /// Payload of one record of a long message, in bytes; small enough that a chunk stays in the processor's cache.
     pub chunk: usize,
+    /// Bytes of a shard after which peers are told that they can copy it from a registered buffer.
+    pub direct_chunk: usize,
     /// Up to so many bytes, a message goes to every rank at once ([`Algorithm::OneShot`]).
     pub one_shot_up_to: usize,
     /// Which ranks are near each other, for [`Algorithm::Hierarchical`]; all alike if there is none.
@@ -37,7 +39,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { algorithm: None, chunk: 32 << 10, one_shot_up_to: 8 << 10, tree: None }
+        Self { algorithm: None, chunk: 32 << 10, direct_chunk: 256 << 10, one_shot_up_to: 8 << 10, tree: None }
     }
 }
 
@@ -147,7 +149,7 @@ impl<L: Links> Executor<L> {
 
     fn plan(&mut self, arguments: &Arguments) -> Result<Arc<Plan>> {
         let Arguments { collective, kind, count, root, peer, .. } = *arguments;
-        let algorithm = self.choose(collective, count * kind.size());
+        let algorithm = self.choose(collective, count * kind.size(), arguments.place != 0);
         let key = Key { collective, algorithm, kind, count, root, peer };
         if let Some(at) = self.plans.iter().rposition(|(k, _)| *k == key) {
             return Ok(self.plans[at].1.clone());
@@ -165,14 +167,17 @@ impl<L: Links> Executor<L> {
     fn make(&self, key: Key) -> Result<Plan> {
         // Partial results are the longest form, so a chunk of them must fit into a record too.
         let size = key.kind.size_as(Form::Partial);
-        let mut bytes = self.options.chunk.clamp(64, self.links.max_record()) / 64 * 64;
+        let direct = key.algorithm == Algorithm::Direct;
+        let mut bytes =
+            if direct { self.options.direct_chunk.max(64) } else { self.options.chunk.clamp(64, self.links.max_record()) };
         loop {
             let (ranks, align) = (self.ranks(), 64 / key.kind.size());
+            bytes = bytes / 64 * 64;
             let shape = Shape { ranks, count: key.count, chunk: bytes / size, align, root: key.root, peer: key.peer };
             let Some(plan) = plan::build(key.collective, key.algorithm, shape, self.rank(), &self.tree) else {
                 return Err(Error::Argument(format!("{} has no {} algorithm", key.collective, key.algorithm)));
             };
-            let room = self.links.depth(bytes);
+            let room = self.links.depth(if direct { 0 } else { bytes });
             if plan.depth <= room {
                 self.prove(&plan)?;
                 return Ok(plan);
@@ -183,7 +188,7 @@ impl<L: Links> Executor<L> {
                     key.algorithm, key.collective, plan.depth
                 )));
             }
-            bytes = (bytes / 2).next_multiple_of(64).max(64);
+            bytes = (bytes / 2).max(64);
         }
     }
 

@@ -243,3 +243,31 @@ fn wrong_lengths_and_ranks_are_refused_before_anything_is_sent() {
         assert_eq!(buffer, [2, 1, 1]);
     });
 }
+
+#[test]
+fn registered_buffers_sum_right_without_data_on_the_links() {
+    for n in [1, 2, 3, 5, 8] {
+        for direct_chunk in [64, 4096] {
+            let options = Options { algorithm: Some(Algorithm::Direct), direct_chunk, ..Options::default() };
+            let counts = [0, 1, 2, 17, 100, 1000, 5003];
+            let buffers = counts.map(|count| {
+                std::sync::Mutex::new(
+                    crate::registered::in_one_process::<f32>(n, count).unwrap().into_iter().map(Some).collect::<Vec<_>>(),
+                )
+            });
+            ranks(n, 4, &options, |mut ex| {
+                let rank = ex.rank();
+                for (count, buffers) in counts.into_iter().zip(&buffers) {
+                    let mut buffer = buffers.lock().unwrap()[rank].take().unwrap();
+                    for round in 0..3 {
+                        buffer.iter_mut().enumerate().for_each(|(i, x)| *x = input(rank + round, i) as f32);
+                        ex.all_reduce_registered(&mut buffer, Op::Sum, soon()).unwrap();
+                        let want: Vec<f32> =
+                            (0..count).map(|i| (0..n).map(|r| input(r + round, i)).sum::<f64>() as f32).collect();
+                        assert_eq!(*buffer, *want, "{n} ranks, {count} elements");
+                    }
+                }
+            });
+        }
+    }
+}

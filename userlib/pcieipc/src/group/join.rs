@@ -119,6 +119,7 @@ impl super::mesh::Contact {
                 Message::Survivors { turn, .. }
                 | Message::Offer { turn }
                 | Message::Ready { turn }
+                | Message::Buffer { turn, .. }
                 | Message::Failed { turn, .. } => *turn,
             };
             if its == turn {

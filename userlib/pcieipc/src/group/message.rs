@@ -33,6 +33,8 @@ pub enum Message {
     Offer { turn: u32 },
     /// The sender has all its links.
     Ready { turn: u32 },
+    /// A buffer that the receiver may read; its descriptor comes with it.
+    Buffer { turn: u32, number: u32, bytes: usize },
     /// The sender could not make its links.
     Failed { turn: u32, why: String },
 }

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod buffers;
 mod directory;
 mod join;
 mod join_kmod;
@@ -173,6 +174,8 @@ pub struct Group {
     /// Numbers of the meeting, by present rank.
     members: Vec<Rank>,
     turn: u32,
+    /// Buffers registered so far.
+    registered: u32,
     options: GroupOptions,
     // After the executor, whose links stand on it.
     ground: Ground,
@@ -197,7 +200,7 @@ impl Group {
         match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes)?, deadline)? {
             Joined::Links(links) => {
                 let executor = Executor::new(links, options.executor.clone())?;
-                Ok(Self { executor, mesh, members, turn: 0, options, ground })
+                Ok(Self { executor, mesh, members, turn: 0, registered: 0, options, ground })
             }
             Joined::Again { why, .. } => Err(why),
         }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Buffers that all ranks of a group can read.
+
+use std::{
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Group,
+    join::OfTurn,
+    message::{Message, Silence},
+};
+use crate::{
+    error::{Error, Rank, Result},
+    reduce::{Element, Op},
+    registered::{Offer, Registered},
+};
+
+impl Group {
+    /// Makes a buffer of `count` elements, all zero, that the other ranks can read where it lies. All ranks call it in the same
+    /// order with the same arguments, once; then the buffer is used again and again. It belongs to the group as it is now:
+    /// after [`Group::shrink`], register again.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use pcieipc::{group::{Group, GroupOptions}, reduce::Op};
+    /// # fn main() -> pcieipc::Result<()> {
+    /// let second = Duration::from_secs(1);
+    /// let mut group = Group::meet(GroupOptions::new(0, 2, "/run/user/1000/my-group"))?;
+    /// let mut gradients = group.register::<f32>(1 << 20, second)?;
+    /// gradients.fill(1.0);
+    /// group.all_reduce_registered(&mut gradients, Op::Sum, second)?;
+    /// assert_eq!(gradients[0], 2.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `Mismatch` when ranks register different lengths, `Timeout`, `PeerDied`, `Corrupt`, `System` when there is no memory.
+    pub fn register<T: Element>(&mut self, count: usize, timeout: Duration) -> Result<Registered<T>> {
+        let (begun, rank, turn, number) = (Instant::now(), self.rank(), self.turn, self.registered);
+        self.registered = number.wrapping_add(1);
+        let bytes =
+            count.checked_mul(size_of::<T>()).ok_or_else(|| Error::Argument(format!("{count} elements do not fit memory")))?;
+        let offer = Offer::new(bytes)?;
+        let unanswered = |peer: Rank, silence: Silence| match silence {
+            Silence::Late => Error::Timeout { rank, peer, what: "registering a buffer", waited: begun.elapsed() },
+            Silence::Closed => Error::PeerDied { rank, peer, what: "registering a buffer" },
+            Silence::Nonsense(what) => Error::Corrupt { rank, peer, what },
+        };
+        let ours = Message::Buffer { turn, number, bytes };
+        let contacts =
+            || self.members.iter().enumerate().filter_map(|(new, &old)| Some((new, self.mesh.contacts.get(old)?.as_ref()?)));
+        for (peer, contact) in contacts() {
+            contact.send(&ours, &[offer.file()]).map_err(|silence| unanswered(peer, silence))?;
+        }
+        let mut files: Vec<Option<OwnedFd>> = self.members.iter().map(|_| None).collect();
+        for (peer, contact) in contacts() {
+            let silence = match contact.receive_of_turn(turn, begun + timeout) {
+                Ok(OfTurn::Now(Message::Buffer { number: n, bytes: b, .. }, _)) if (n, b) != (number, bytes) => {
+                    let say = |number, bytes| format!("buffer {number} of {bytes} bytes");
+                    let (ours, theirs) = (say(number, bytes), say(n, b));
+                    return Err(Error::Mismatch { rank, peer, what: "the buffer to register", ours, theirs });
+                }
+                Ok(OfTurn::Now(Message::Buffer { .. }, mut fds)) if fds.len() == 1 => {
+                    files[peer] = fds.pop();
+                    continue;
+                }
+                Ok(OfTurn::Now(other, fds)) => Silence::Nonsense(format!("{other:?} with {} descriptors", fds.len())),
+                Ok(OfTurn::Later(_)) => Silence::Closed,
+                Err(silence) => silence,
+            };
+            return Err(unanswered(peer, silence));
+        }
+        offer.join(rank, files, count, number, turn)
+    }
+
+    /// Like [`Group::all_reduce`], straight between registered buffers: no byte is copied through a ring.
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce`]; `Argument` for a buffer of an earlier life of the group.
+    pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, timeout: Duration) -> Result<()> {
+        if buffer.turn() != self.turn {
+            return Err(Error::Argument("the buffer was registered before the group shrank; register it again".into()));
+        }
+        let result = self.executor.all_reduce_registered(buffer, op, Instant::now() + timeout);
+        self.tell(result)
+    }
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Buffers that all ranks of a group can read where they lie.
+//!
+//! A registered buffer is used like a slice. Its pages are a sealed memory file, which the owner alone can write: peers get
+//! a descriptor that can be mapped for reading only, and nobody can shrink it under a reader. So an all-reduce needs no copy
+//! through rings, and a hostile peer still can not change what the owner holds.
+
+use std::{
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use nix::{
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        stat::fstat,
+    },
+    unistd::ftruncate,
+};
+
+use crate::{
+    error::{Error, Rank, Result},
+    executor::MAX_RANKS,
+    reduce::Element,
+    sys::{Access, Mapping, failed},
+};
+
+const HINT: &str = "free some memory or register less; registered buffers are shared memory and count against the memory limit";
+
+/// The owner's half of a buffer, before the peers' halves have come.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    file: OwnedFd,
+    mapping: Mapping,
+}
+
+/// A buffer that this rank writes and all ranks of the group can read; made by `Group::register`, used like a slice.
+#[derive(Debug)]
+pub struct Registered<T> {
+    own: Mapping,
+    peers: Vec<Option<Mapping>>,
+    rank: Rank,
+    count: usize,
+    number: u32,
+    turn: u32,
+    life: PhantomData<T>,
+}
+
+impl Offer {
+    /// Memory for `bytes`, all zero; at least one page.
+    pub fn new(bytes: usize) -> Result<Self> {
+        let file = memfd_create("pcieipc-buffer", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
+            .map_err(|e| failed("memfd_create", HINT)(e.into()))?;
+        let bytes = bytes.max(1);
+        ftruncate(&file, bytes as i64).map_err(|e| failed("ftruncate", HINT)(e.into()))?;
+        let mapping = Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite).map_err(failed("mmap", HINT))?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))
+            .map_err(|e| failed("fcntl(F_ADD_SEALS)", "the library needs Linux 5.1 or later")(e.into()))?;
+        Ok(Self { file, mapping })
+    }
+
+    /// What to pass to all peers.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// With what all peers passed (nothing at the own place): the buffer. `number` counts the group's buffers, `turn` its
+    /// lives.
+    pub fn join<T: Element>(
+        self,
+        rank: Rank,
+        files: Vec<Option<OwnedFd>>,
+        count: usize,
+        number: u32,
+        turn: u32,
+    ) -> Result<Registered<T>> {
+        let bytes = self.mapping.bytes();
+        let map = |(peer, file): (Rank, Option<OwnedFd>)| {
+            let Some(file) = file else { return Ok(None) };
+            let corrupt = |what: String| Error::Corrupt { rank, peer, what };
+            let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|e| corrupt(format!("a buffer without seals ({e})")))?;
+            if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
+                return Err(corrupt("a buffer that may shrink".into()));
+            }
+            let size = fstat(&file).map_err(|e| failed("fstat", "this should not happen")(e.into()))?.st_size;
+            if u64::try_from(size) != Ok(bytes as u64) {
+                return Err(corrupt(format!("a buffer of {size} bytes instead of {bytes}")));
+            }
+            Mapping::new(file.as_fd(), 0, bytes, Access::Read).map(Some).map_err(failed("mmap", HINT))
+        };
+        let peers = files.into_iter().enumerate().map(map).collect::<Result<Vec<_>>>()?;
+        Ok(Registered { own: self.mapping, peers, rank, count, number, turn, life: PhantomData })
+    }
+}
+
+impl<T: Element> Registered<T> {
+    /// Which of the group's buffers it is: all ranks register in the same order.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The life of the group that it belongs to.
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn
+    }
+
+    /// How many ranks share it.
+    pub(crate) fn ranks(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Where each rank's buffer lies in this process.
+    pub(crate) fn places(&self) -> [*const u8; MAX_RANKS] {
+        let mut places = [std::ptr::null(); MAX_RANKS];
+        for (rank, (place, peer)) in places.iter_mut().zip(&self.peers).enumerate() {
+            let mapping = if rank == self.rank { Some(&self.own) } else { peer.as_ref() };
+            *place = mapping.map_or(std::ptr::null(), |m| m.start().as_ptr().cast_const());
+        }
+        places
+    }
+}
+
+impl<T: Element> Deref for Registered<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping is page-aligned and holds `count` elements, every bit pattern of which is a T. The file was
+        // sealed against further writable mappings, so only this value's owner writes it.
+        unsafe { std::slice::from_raw_parts(self.own.start().as_ptr().cast(), self.count) }
+    }
+}
+
+impl<T: Element> DerefMut for Registered<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; peers only read, and only during a collective, which borrows the buffer exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.own.start().as_ptr().cast(), self.count) }
+    }
+}
+
+/// The same buffer for all ranks of a group that lives in one process: for tests and examples.
+///
+/// # Errors
+/// `System` when there is no memory.
+pub fn in_one_process<T: Element>(ranks: usize, count: usize) -> Result<Vec<Registered<T>>> {
+    let offers = (0..ranks).map(|_| Offer::new(count * size_of::<T>())).collect::<Result<Vec<_>>>()?;
+    let copy = |offer: &Offer| offer.file().try_clone_to_owned().map_err(failed("dup", "raise the limit of open files"));
+    let files = (0..ranks)
+        .map(|rank| offers.iter().enumerate().map(|(r, o)| if r == rank { Ok(None) } else { copy(o).map(Some) }).collect())
+        .collect::<Result<Vec<Vec<_>>>>()?;
+    offers.into_iter().zip(files).enumerate().map(|(rank, (offer, files))| offer.join(rank, files, count, 0, 0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_rank_writes_the_others_see_and_can_not_change() {
+        let mut buffers = in_one_process::<u32>(2, 5000).unwrap();
+        buffers[0][4999] = 7;
+        let there = buffers[1].places()[0].cast::<u32>();
+        // SAFETY: 5000 elements are mapped there, and nobody writes now.
+        assert_eq!(unsafe { there.add(4999).read() }, 7);
+        assert_eq!(buffers[1].len(), 5000);
+        let offer = Offer::new(64).unwrap();
+        assert!(Mapping::new(offer.file(), 0, 64, Access::ReadWrite).is_err());
+    }
+
+    #[test]
+    fn a_peers_buffer_that_may_shrink_or_is_shorter_is_refused() {
+        let short = Offer::new(4096).unwrap().file().try_clone_to_owned().unwrap();
+        let error = Offer::new(8192).unwrap().join::<u8>(0, vec![None, Some(short)], 8192, 0, 0).unwrap_err();
+        assert!(matches!(error, Error::Corrupt { peer: 1, .. }), "{error}");
+        let loose = memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        ftruncate(&loose, 8192).unwrap();
+        let error = Offer::new(8192).unwrap().join::<u8>(0, vec![None, Some(loose)], 8192, 0, 0).unwrap_err();
+        assert!(matches!(&error, Error::Corrupt { what, .. } if what.contains("shrink")), "{error}");
+    }
+}
