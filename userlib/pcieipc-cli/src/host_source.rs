@@ -6,14 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pcieipc::topology::{Archive, Live, Source};
+use pcieipc::topology::{Archive, Live, Source, import};
 
 use crate::failure::Failure;
 
 /// Which host to look at.
 #[derive(clap::Args, Clone, Debug)]
 pub struct HostSource {
-    /// Look at a saved host in place of this one: a snapshot
+    /// Look at a saved host in place of this one: a snapshot, NCCL's or hwloc's XML, or the text of `lspci -vvvxxxx`
     #[arg(long, value_name = "FILE")]
     pub snapshot: Option<PathBuf>,
     /// Look at a host whose /sys and /proc are mounted below this folder
@@ -47,7 +47,8 @@ impl HostSource {
     }
 }
 
-fn load(path: &Path) -> Result<Archive, Failure> {
+/// Reads a saved host.
+pub fn load(path: &Path) -> Result<Archive, Failure> {
     let file = File::open(path).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))?;
-    Archive::read(file).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))
+    import::open(file).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))
 }

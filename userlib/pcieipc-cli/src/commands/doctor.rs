@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `pcieipc doctor`: findings with evidence, consequence and remedy.
 
-use std::{fs::File, path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use pcieipc::{
     doctor::{self, Case, Finding, Moment, Report, Severity},
-    topology::{Address, Archive, Topology},
+    topology::{Address, Topology},
 };
 
-use crate::{failure::Failure, host_source::HostSource};
+use crate::{
+    failure::Failure,
+    host_source::{HostSource, load},
+};
 
 /// Look for what makes this host's PCIe tree slow or unreliable, and say what to do
 #[derive(clap::Args)]
@@ -53,7 +56,7 @@ impl Doctor {
         if let Some(lost) = self.peers.iter().find(|a| now.tree.position(**a).is_none()) {
             return Err(Failure::Use(format!("there is no function {lost}; `pcieipc topo` shows those that are there")));
         }
-        let since = self.since.as_ref().map(earlier).transpose()?;
+        let since = self.since.as_deref().map(load).transpose()?.map(|archive| Moment::read(&archive));
         let later = match self.source.later(self.sample)? {
             Some((later, seconds)) => {
                 if self.source.is_live() {
@@ -92,12 +95,6 @@ impl Doctor {
             Some(Severity::Error) => 4,
         }))
     }
-}
-
-fn earlier(path: &PathBuf) -> Result<Moment, Failure> {
-    let file = File::open(path).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))?;
-    let archive = Archive::read(file).map_err(|e| Failure::Use(format!("{}: {e}", path.display())))?;
-    Ok(Moment::read(&archive))
 }
 
 fn text(report: &Report, now: &Moment) -> String {

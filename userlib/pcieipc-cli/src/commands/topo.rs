@@ -8,9 +8,9 @@ use clap::ValueEnum;
 use crate::{
     failure::Failure,
     host_source::HostSource,
-    topo::{matrix, text},
+    topo::{dot, matrix, svg, text},
 };
-use pcieipc::topology::Topology;
+use pcieipc::topology::{Host, Topology, nccl_xml};
 
 /// Draw the PCIe tree: switches, cards, links, distances
 #[derive(clap::Args)]
@@ -34,8 +34,16 @@ enum Format {
     Text,
     /// Everything that is known, as JSON
     Json,
-    /// Distances between accelerators and network adapters
+    /// Distances between accelerators and network adapters, in the letters of `nvidia-smi topo -m`
     Matrix,
+    /// Distances between them with the reasons, and the bandwidth to expect
+    Paths,
+    /// A picture for a report
+    Svg,
+    /// Graphviz
+    Dot,
+    /// NCCL's topology file, for NCCL_TOPO_FILE
+    Nccl,
 }
 
 impl Topo {
@@ -46,6 +54,18 @@ impl Topo {
         match format {
             Format::Text => print!("{}", text::draw(&tree, self.all)),
             Format::Matrix => print!("{}", matrix::draw(&tree)),
+            Format::Paths => print!("{}", matrix::paths(&tree)),
+            Format::Svg => {
+                let host = Host::read(source.as_ref());
+                let title =
+                    if host.machine.is_empty() { "PCIe tree".to_owned() } else { format!("PCIe tree of {}", host.machine) };
+                println!("{}", svg::draw(&tree, &title, &|i| self.all || text::worth_showing(&tree, i)));
+            }
+            Format::Dot => print!("{}", dot::draw(&tree, &|i| self.all || text::worth_showing(&tree, i))),
+            Format::Nccl => {
+                let host = Host::read(source.as_ref());
+                println!("{}", nccl_xml(&tree, &host).map_err(|e| Failure::Run(e.to_string()))?);
+            }
             Format::Json => println!("{}", serde_json::to_string_pretty(&tree).map_err(|e| Failure::Run(e.to_string()))?),
         }
         for missing in tree.missing.iter().filter(|_| format != Format::Json) {

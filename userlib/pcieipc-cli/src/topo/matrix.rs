@@ -20,21 +20,7 @@ pub fn draw(tree: &Topology) -> String {
     if members.is_empty() {
         return "no accelerators or network adapters were found\n".into();
     }
-    let mut counts = std::collections::HashMap::<&str, usize>::new();
-    let names: Vec<String> = members
-        .iter()
-        .map(|index| {
-            let kind = match tree.functions[*index].kind {
-                Kind::Gpu => "GPU",
-                Kind::Nic => "NIC",
-                Kind::Fpga => "FPGA",
-                _ => "ACC",
-            };
-            let count = counts.entry(kind).or_default();
-            *count += 1;
-            format!("{kind}{}", *count - 1)
-        })
-        .collect();
+    let names = names(tree, &members);
     let mut out = format!("{:<7}", "");
     for name in &names {
         let _ = write!(out, "{name:<7}");
@@ -63,6 +49,44 @@ pub fn draw(tree: &Topology) -> String {
     out.push('\n');
     for (name, index) in names.iter().zip(&members) {
         let _ = writeln!(out, "  {name:<6}{}", tree.functions[*index].label());
+    }
+    out
+}
+
+/// `GPU0`, `NIC1`, in the order of addresses.
+fn names(tree: &Topology, members: &[usize]) -> Vec<String> {
+    let mut counts = std::collections::HashMap::<&str, usize>::new();
+    let name = |index: &usize| {
+        let kind = match tree.functions[*index].kind {
+            Kind::Gpu => "GPU",
+            Kind::Nic => "NIC",
+            Kind::Fpga => "FPGA",
+            _ => "ACC",
+        };
+        let count = counts.entry(kind).or_default();
+        *count += 1;
+        format!("{kind}{}", *count - 1)
+    };
+    members.iter().map(name).collect()
+}
+
+/// Every pair with its distance, the reasons for it, and what one can expect of it.
+pub fn paths(tree: &Topology) -> String {
+    let members = members(tree);
+    let names = names(tree, &members);
+    let mut out = String::new();
+    for (row, a) in members.iter().enumerate() {
+        let (raw, expected) = tree.path_to_host(*a);
+        if let (Some(raw), Some(expected)) = (raw, expected) {
+            let _ = writeln!(out, "{} to host memory: {raw:.1} GB/s, about {expected:.1} GB/s of payload", names[row]);
+        }
+        for (column, b) in members.iter().enumerate().skip(row + 1) {
+            let Some(path) = tree.path(*a, *b) else { continue };
+            let _ = writeln!(out, "{} to {}: {} ({})", names[row], names[column], path.distance, path.distance.meaning());
+            for reason in path.reasons {
+                let _ = writeln!(out, "    {}", reason.text);
+            }
+        }
     }
     out
 }

@@ -26,6 +26,19 @@ pub fn draw(tree: &Topology, everything: bool) -> String {
     drawing.out
 }
 
+/// Cards, and the bridges that lead to one.
+pub fn worth_showing(tree: &Topology, index: usize) -> bool {
+    let function = &tree.functions[index];
+    if function.reach == Reach::AllOnes || function.capabilities.dpc.is_some_and(|d| d.triggered) {
+        return true;
+    }
+    match function.kind {
+        Kind::HostBridge | Kind::Other | Kind::Display => false,
+        kind if kind.is_bridge() => function.children.iter().any(|c| worth_showing(tree, *c)),
+        _ => true,
+    }
+}
+
 struct Drawing<'a> {
     tree: &'a Topology,
     everything: bool,
@@ -33,17 +46,8 @@ struct Drawing<'a> {
 }
 
 impl Drawing<'_> {
-    /// Cards, and the bridges that lead to one.
     fn worth_showing(&self, index: usize) -> bool {
-        let function = &self.tree.functions[index];
-        if self.everything || function.reach == Reach::AllOnes {
-            return true;
-        }
-        match function.kind {
-            Kind::HostBridge | Kind::Other | Kind::Display => false,
-            kind if kind.is_bridge() => function.children.iter().any(|c| self.worth_showing(*c)),
-            _ => true,
-        }
+        self.everything || worth_showing(self.tree, index)
     }
 
     fn children(&mut self, children: &[usize], indent: &str) {
@@ -69,8 +73,8 @@ pub fn describe(tree: &Topology, index: usize) -> String {
     match function.reach {
         Reach::AllOnes => line.push_str(", FALLEN OFF THE BUS (reads all ones)"),
         Reach::Asleep => line.push_str(", asleep"),
-        Reach::Unreadable => line.push_str(", not readable"),
-        Reach::Full | Reach::Header => {}
+        Reach::Unreadable if tree.missing.is_empty() => line.push_str(", not readable"),
+        Reach::Unreadable | Reach::Full | Reach::Header => {}
     }
     if let Some(link) = link(tree, index) {
         let _ = write!(line, ", {link}");

@@ -252,6 +252,13 @@ impl Reader<'_> {
 
     /// Without rights the header hides what kind of port it is; the services that the kernel made of it tell.
     fn port_from_files(&mut self) -> Option<PortType> {
+        // What an import knows; no kernel has this file.
+        match self.text("port_type").as_deref() {
+            Some("root") => return Some(PortType::RootPort),
+            Some("upstream") => return Some(PortType::UpstreamPort),
+            Some("downstream") => return Some(PortType::DownstreamPort),
+            _ => {}
+        }
         let names = self.source.list(&self.path).ok()?;
         let service = names.iter().find_map(|n| n.rsplit_once(":pcie").filter(|(_, s)| s.len() == 3).map(|(_, s)| s.to_owned()));
         match service.as_deref().and_then(|s| s.chars().next()) {

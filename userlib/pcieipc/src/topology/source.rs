@@ -39,7 +39,8 @@ impl Origin {
             Self::Live | Self::Snapshot => &[],
             Self::NcclXml => &[
                 "downstream and root ports (NCCL keeps one entry for a whole switch)",
-                "link at best, ACS, ASPM, payload sizes, relaxed ordering, extended tags",
+                "links as they are now (NCCL writes what both ends can do at best), and which host bridge a card hangs from",
+                "ACS, ASPM, payload sizes, relaxed ordering, extended tags",
                 "AER counters, IOMMU groups, BARs, slots, DPC, drivers, reset methods",
                 "devices that NCCL does not use, kernel log, module and limits of the host",
             ],
