@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The endpoint's engine moves data between channels, and touches nothing else.
+
+use std::{process::ExitCode, time::Instant};
+
+use guest::{
+    abi::*,
+    call::{Record, number},
+    ktap,
+    pci::Function,
+    promises,
+    session::{Channel, SOON, Session, played, softdev},
+    wait,
+};
+use nix::errno::Errno;
+use serde_json::json;
+use std::os::fd::{AsFd, AsRawFd};
+
+fn copy(session: &Session, from: u32, from_offset: u64, to: u32, to_offset: u64, bytes: u32) -> Result<(), Errno> {
+    let mut copy = pcieipc_copy { from, to, from_offset, to_offset, bytes, timeout_ms: 5000, ..Record::new() };
+    session.node.call(number::COPY, &mut copy)
+}
+
+fn endpoint_of(session: &Session) -> serde_json::Value {
+    played(session.info().serial)["endpoint"].clone()
+}
+
+fn rings(session: &Session) -> u64 {
+    played(session.info().serial)["rings"].as_u64().unwrap()
+}
+
+fn a_copy_moves_exactly_its_bytes_and_counts_them() {
+    let session = Session::nth(0);
+    assert_ne!(session.info().ep_flags & PCIEIPC_EP_DMA_ENGINE, 0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let [source, ..] = from.export().unwrap().maps();
+    let target_export = to.export().unwrap();
+    let [target, ..] = target_export.maps();
+    for (round, (at, bytes)) in (1..).zip([(0usize, 8usize), (4088, 16), (0, 1 << 20), (12_288, 65_536)]) {
+        source.fill(round);
+        target.fill(99);
+        let before = (session.info().dma_bytes, played(session.info().serial)["dma_bytes"].as_u64().unwrap());
+        copy(&session, from.id(), at as u64, to.id(), at as u64, bytes as u32).unwrap();
+        let seen = to.data();
+        for offset in (0..seen.len()).step_by(8) {
+            let seed = if (at..at + bytes).contains(&offset) { round } else { 99 };
+            assert_eq!(seen.load(offset), guest::mapping::pattern(seed, offset), "round {round}, offset {offset}");
+        }
+        let after = (session.info().dma_bytes, played(session.info().serial)["dma_bytes"].as_u64().unwrap());
+        assert_eq!((after.0 - before.0, after.1 - before.1), (bytes as u64, bytes as u64), "the module and the endpoint count");
+    }
+}
+
+fn the_engine_writes_into_another_endpoints_channel() {
+    let [writer, reader] = [0, 1].map(Session::nth);
+    let own = writer.create(1 << 18, 0).unwrap();
+    let remote = reader.create(1 << 18, 0).unwrap();
+    let export = remote.export().unwrap();
+    let imported = import(&writer, export.as_fd().as_raw_fd());
+    let [source, ..] = own.export().unwrap().maps();
+    for round in 1..20 {
+        source.fill(round);
+        copy(&writer, own.id(), 0, imported, 0, 1 << 18).unwrap();
+        assert_eq!(remote.data().differences(round), 0, "round {round}");
+    }
+    remote.destroy().unwrap();
+    let refused = copy(&writer, own.id(), 0, imported, 0, 8);
+    assert!(refused.is_err(), "a channel that its reader destroyed is no destination");
+}
+
+fn import(session: &Session, fd: i32) -> u32 {
+    session.node.get(number::CHANNEL_IMPORT, pcieipc_channel_fd { fd, ..Record::new() }).channel
+}
+
+fn the_endpoint_knows_each_ring_while_it_lives_and_no_longer() {
+    let session = Session::nth(0);
+    assert_eq!(rings(&session), 0);
+    let channels: Vec<Channel> = (0..5).map(|_| session.create(1 << 16, 0).unwrap()).collect();
+    let pieces: u64 = channels.iter().map(|channel| u64::from(channel.made.segments)).sum();
+    assert_eq!(rings(&session), pieces);
+    channels[0].destroy().unwrap();
+    assert_eq!(rings(&session), pieces - u64::from(channels[0].made.segments));
+    let serial = session.info().serial;
+    drop(channels);
+    drop(session);
+    assert!(wait::until(SOON, || played(serial)["rings"] == 0), "closing the session clears them");
+}
+
+fn a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let [source, ..] = from.export().unwrap().maps();
+    source.fill(5);
+    let endpoint = endpoint_of(&session);
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 1000}));
+    let mut slow = pcieipc_copy { from: from.id(), to: to.id(), bytes: 1 << 20, timeout_ms: 200, ..Record::new() };
+    let begin = Instant::now();
+    assert_eq!(session.node.call(number::COPY, &mut slow), Err(Errno::ETIMEDOUT));
+    assert!(begin.elapsed().as_millis() >= 200 && begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
+    copy(&session, from.id(), 0, to.id(), 0, 1 << 20).unwrap();
+    assert_eq!(to.data().differences(5), 0);
+}
+
+fn a_silent_endpoint_makes_a_copy_time_out_not_hang() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 16, 0).unwrap());
+    let (serial, function, endpoint) = (session.info().serial, session.function(), endpoint_of(&session));
+    softdev(&json!({"cmd": "silence", "endpoint": endpoint}));
+    let mut copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 8, timeout_ms: 300, ..Record::new() };
+    let begin = Instant::now();
+    let outcome = session.node.call(number::COPY, &mut copy);
+    assert!(matches!(outcome, Err(Errno::ETIMEDOUT | Errno::ENODEV | Errno::EIO)), "{outcome:?}");
+    assert!(begin.elapsed() < SOON);
+    function.remove().unwrap();
+    softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    Function::rescan().unwrap();
+    guest::session::living(serial);
+}
+
+fn death_in_the_middle_of_a_copy_is_an_error_within_its_time() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let (serial, function, endpoint) = (session.info().serial, session.function(), endpoint_of(&session));
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 100_000}));
+    std::thread::scope(|scope| {
+        let begin = Instant::now();
+        let copying = scope.spawn(|| copy(&session, from.id(), 0, to.id(), 0, 1 << 20));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        softdev(&json!({"cmd": "die", "endpoint": endpoint}));
+        let outcome = copying.join().unwrap();
+        assert!(matches!(outcome, Err(Errno::ENODEV | Errno::ETIMEDOUT | Errno::EREMOTEIO | Errno::EIO)), "{outcome:?}");
+        println!("# {outcome:?} after {} ms", begin.elapsed().as_millis());
+        assert!(begin.elapsed() < 2 * SOON);
+    });
+    function.remove().unwrap();
+    softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    Function::rescan().unwrap();
+    guest::session::living(serial);
+}
+
+fn unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let [source, ..] = from.export().unwrap().maps();
+    let [target, ..] = to.export().unwrap().maps();
+    source.fill(1);
+    let (serial, function, endpoint) = (session.info().serial, session.function(), endpoint_of(&session));
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 200_000}));
+    std::thread::scope(|scope| {
+        let copying = scope.spawn(|| copy(&session, from.id(), 0, to.id(), 0, 1 << 20));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let begin = Instant::now();
+        function.unbind().unwrap();
+        println!("# unbind took {} ms", begin.elapsed().as_millis());
+        assert!(begin.elapsed() < SOON);
+        target.fill(2);
+        let outcome = copying.join().unwrap();
+        assert!(matches!(outcome, Err(Errno::ENODEV | Errno::EREMOTEIO | Errno::EIO)), "{outcome:?}");
+    });
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(target.differences(2), 0, "no byte lands after unbind");
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
+    function.bind().unwrap();
+    guest::session::living(serial);
+}
+
+fn main() -> ExitCode {
+    ktap::main(promises![
+        a_copy_moves_exactly_its_bytes_and_counts_them,
+        the_engine_writes_into_another_endpoints_channel,
+        the_endpoint_knows_each_ring_while_it_lives_and_no_longer,
+        a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
+        a_silent_endpoint_makes_a_copy_time_out_not_hang,
+        death_in_the_middle_of_a_copy_is_an_error_within_its_time,
+        unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later,
+    ])
+}

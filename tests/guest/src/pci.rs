@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What an administrator does to a PCI function by sysfs.
+
+use std::{fs, io, path::PathBuf};
+
+/// A function by its address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function(String);
+
+impl Function {
+    /// From `struct pcieipc_endpoint_info.address`.
+    pub fn at(address: u32) -> Self {
+        let (domain, bus, device, function) = (address >> 16, address >> 8 & 0xff, address >> 3 & 0x1f, address & 7);
+        Self(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
+    }
+
+    fn device(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/sys/bus/pci/devices/{}/{file}", self.0))
+    }
+
+    /// Whether the bus has it.
+    pub fn exists(&self) -> bool {
+        self.device("vendor").exists()
+    }
+
+    /// Whether a driver has it.
+    pub fn bound(&self) -> bool {
+        self.device("driver").exists()
+    }
+
+    /// Takes it from the driver.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn unbind(&self) -> io::Result<()> {
+        fs::write("/sys/bus/pci/drivers/pcieipc/unbind", &self.0)
+    }
+
+    /// Gives it to the driver.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn bind(&self) -> io::Result<()> {
+        fs::write("/sys/bus/pci/drivers/pcieipc/bind", &self.0)
+    }
+
+    /// Takes it from the bus.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn remove(&self) -> io::Result<()> {
+        fs::write(self.device("remove"), "1")
+    }
+
+    /// Resets the function.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn reset(&self) -> io::Result<()> {
+        fs::write(self.device("reset"), "1")
+    }
+
+    /// Looks for functions that came back.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn rescan() -> io::Result<()> {
+        fs::write("/sys/bus/pci/rescan", "1")
+    }
+
+    /// Command register.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn command(&self) -> io::Result<u16> {
+        let bytes = fs::read(self.device("config"))?;
+        bytes.get(4..6).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]])).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+}
