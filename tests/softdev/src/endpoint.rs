@@ -466,6 +466,10 @@ impl Endpoint {
             *register = *register & !(0xffff_ffff << shift) | u64::from(value) << shift;
         };
         let registers = &mut state.registers;
+        if (reg::DMA_SRC..reg::DMA_START).contains(&at) || (reg::DMA_BELL..reg::DMA_STOP).contains(&at) {
+            // Else an endpoint that ignores DMA_START would show its last copy's result as this one's.
+            self.engine.forget_result();
+        }
         match at {
             reg::CONTROL => {
                 if value & reg::CONTROL_RESET != 0 {

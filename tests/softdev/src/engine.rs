@@ -141,6 +141,15 @@ impl Engine {
         shared.error = 0;
     }
 
+    /// The registers describe another copy, which has not been started; nothing happens while one runs.
+    pub fn forget_result(&self) {
+        let mut shared = self.lock();
+        if !shared.busy {
+            shared.result = RESULT_NONE;
+            shared.error = 0;
+        }
+    }
+
     fn idle(&self) -> MutexGuard<'_, Shared> {
         self.changed.wait_while(self.lock(), |shared| shared.busy).unwrap_or_else(PoisonError::into_inner)
     }

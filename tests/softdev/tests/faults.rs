@@ -182,6 +182,8 @@ fn a_silent_endpoint_answers_but_neither_interrupts_nor_copies() {
     let machine = Machine::start(2, &[]);
     let (mut endpoint, mut peer) = (machine.driven(0), machine.driven(1));
     let mut control = machine.control();
+    let own = reg::FLAG_SOURCE_OWN | reg::FLAG_DESTINATION_OWN;
+    assert_eq!(endpoint.copy(0, 64, 8, own), DONE);
     control.ok(&json!({"cmd": "silence", "endpoint": 0}));
     assert_eq!(control.endpoint(0)["state"], "silent");
     assert_eq!(endpoint.read32(0, reg::MAGIC), reg::MAGIC_VALUE);
@@ -191,8 +193,7 @@ fn a_silent_endpoint_answers_but_neither_interrupts_nor_copies() {
     assert_eq!(peer.copy(0, GUEST, 8, reg::FLAG_SOURCE_OWN | reg::FLAG_BELL), DONE);
     assert_eq!(endpoint.interrupts(1, 50 * MS), 0);
     assert_eq!(endpoint.read64(0, reg::DOORBELLS), 2);
-    let own = reg::FLAG_SOURCE_OWN | reg::FLAG_DESTINATION_OWN;
-    assert_eq!(endpoint.copy(0, 64, 8, own), (reg::RESULT_NONE, 0));
+    assert_eq!(endpoint.copy(0, 64, 8, own), (reg::RESULT_NONE, 0), "not the result of the copy before");
     control.ok(&json!({"cmd": "revive", "endpoint": 0}));
     endpoint.probe();
     endpoint.ring(1);
