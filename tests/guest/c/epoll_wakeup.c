@@ -4,6 +4,7 @@
  * reader asleep in epoll until the writer rings.
  */
 #define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

@@ -15,8 +15,8 @@ pub type Promise = (&'static str, fn());
 /// No promise of the module takes longer; one that does hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Proves all promises. A hang ends the program, because the thread that hangs cannot be ended.
-pub fn prove(promises: &[Promise]) -> ExitCode {
+/// Proves all promises, and repairs after one that was broken. A hang ends the program, because the thread that hangs cannot be ended.
+pub fn prove(promises: &[Promise], repair: fn()) -> ExitCode {
     println!("KTAP version 1\n1..{}", promises.len());
     let mut broken = false;
     for (number, (name, proof)) in (1..).zip(promises) {
@@ -33,6 +33,10 @@ pub fn prove(promises: &[Promise]) -> ExitCode {
             Ok(false) => {
                 broken = true;
                 println!("not ok {number} {name}");
+                if panic::catch_unwind(repair).is_err() {
+                    println!("Bail out! the machine cannot be repaired after {name}");
+                    return ExitCode::FAILURE;
+                }
             }
             Err(_) => {
                 println!("not ok {number} {name}\nBail out! {name} hangs");
@@ -45,14 +49,14 @@ pub fn prove(promises: &[Promise]) -> ExitCode {
 }
 
 /// Keeps the promises whose name contains the program's first argument, or all.
-pub fn main(promises: &[Promise]) -> ExitCode {
+pub fn main(promises: &[Promise], repair: fn()) -> ExitCode {
     let wanted = std::env::args().nth(1);
     let chosen: Vec<Promise> = promises
         .iter()
         .filter(|(name, _)| wanted.as_ref().is_none_or(|wanted| name.contains(wanted.as_str())))
         .copied()
         .collect();
-    prove(&chosen)
+    prove(&chosen, repair)
 }
 
 /// A table of promises from functions: the name of each is the promise.

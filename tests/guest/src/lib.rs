@@ -5,6 +5,7 @@
 pub mod abi;
 pub mod call;
 pub mod ktap;
+pub mod machine;
 pub mod mapping;
 pub mod pci;
 pub mod session;

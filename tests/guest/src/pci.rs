@@ -14,6 +14,13 @@ impl Function {
         Self(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
     }
 
+    /// All soft endpoints that the bus has.
+    pub fn soft_endpoints() -> Vec<Self> {
+        let entries = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+        let functions = entries.map(|entry| Self(entry.file_name().to_string_lossy().into_owned()));
+        functions.filter(|function| fs::read_to_string(function.device("device")).is_ok_and(|id| id.trim() == "0x7069")).collect()
+    }
+
     fn device(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/sys/bus/pci/devices/{}/{file}", self.0))
     }

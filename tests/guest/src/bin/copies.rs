@@ -6,7 +6,7 @@ use std::{process::ExitCode, time::Instant};
 use guest::{
     abi::*,
     call::{Record, number},
-    ktap,
+    ktap, machine,
     pci::Function,
     promises,
     session::{Channel, SOON, Session, played, softdev},
@@ -166,13 +166,16 @@ fn unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later() {
 }
 
 fn main() -> ExitCode {
-    ktap::main(promises![
-        a_copy_moves_exactly_its_bytes_and_counts_them,
-        the_engine_writes_into_another_endpoints_channel,
-        the_endpoint_knows_each_ring_while_it_lives_and_no_longer,
-        a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
-        a_silent_endpoint_makes_a_copy_time_out_not_hang,
-        death_in_the_middle_of_a_copy_is_an_error_within_its_time,
-        unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later,
-    ])
+    ktap::main(
+        promises![
+            a_copy_moves_exactly_its_bytes_and_counts_them,
+            the_engine_writes_into_another_endpoints_channel,
+            the_endpoint_knows_each_ring_while_it_lives_and_no_longer,
+            a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
+            a_silent_endpoint_makes_a_copy_time_out_not_hang,
+            death_in_the_middle_of_a_copy_is_an_error_within_its_time,
+            unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later,
+        ],
+        machine::repair,
+    )
 }

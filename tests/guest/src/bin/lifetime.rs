@@ -4,7 +4,7 @@
 use std::{fs, process::ExitCode, thread, time::Duration};
 
 use guest::{
-    ktap,
+    ktap, machine,
     mapping::PAGE,
     promises,
     session::{Node, SOON, Session, signals},
@@ -103,9 +103,12 @@ fn channels_give_all_their_memory_back() {
 }
 
 fn main() -> ExitCode {
-    ktap::main(promises![
-        channels_give_all_their_memory_back,
-        rmmod_is_refused_while_anything_is_open_and_succeeds_after,
-        the_module_loads_and_unloads_again_and_again_and_works_each_time,
-    ])
+    ktap::main(
+        promises![
+            channels_give_all_their_memory_back,
+            rmmod_is_refused_while_anything_is_open_and_succeeds_after,
+            the_module_loads_and_unloads_again_and_again_and_works_each_time,
+        ],
+        machine::repair,
+    )
 }

@@ -2,6 +2,7 @@
 //! The endpoint goes away under live mappings and blocked readers: by unbind, by removal, by playing dead.
 
 use std::{
+    cell::Cell,
     os::fd::{AsFd, AsRawFd},
     process::ExitCode,
     thread,
@@ -11,7 +12,7 @@ use std::{
 use guest::{
     abi::*,
     call::{Record, number},
-    ktap,
+    ktap, machine,
     mapping::{Mapping, PAGE},
     pci::Function,
     promises,
@@ -60,6 +61,8 @@ struct Scene<'a> {
     export: Export,
     reader: [Mapping; 3],
     writer: [Mapping; 4],
+    /// What the data holds.
+    written: Cell<u64>,
 }
 
 impl<'a> Scene<'a> {
@@ -69,13 +72,14 @@ impl<'a> Scene<'a> {
         let reader = [channel.data(), channel.tail(), channel.head()];
         let writer = export.maps();
         writer[0].fill(7);
-        Self { session, channel, export, reader, writer }
+        Self { session, channel, export, reader, writer, written: Cell::new(7) }
     }
 
     /// All of it is still ordinary memory, shared as before.
     fn assert_memory_lives(&self) {
-        assert_eq!(self.reader[0].differences(7), 0, "what was written stays");
-        for round in [8, 9] {
+        assert_eq!(self.reader[0].differences(self.written.get()), 0, "what was written stays");
+        for round in [self.written.get() + 1, self.written.get() + 2] {
+            self.written.set(round);
             self.writer[0].fill(round);
             self.writer[1].store(0, round);
             self.reader[2].store(0, round);
@@ -166,11 +170,12 @@ fn blocked_readers_wake(way: &Way) {
     session.node.events();
     let eventfd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
     session.set_eventfd(0, eventfd.as_fd().as_raw_fd(), 0).unwrap();
+    let export = &scene.export;
     thread::scope(|scope| {
         let spinning = scope.spawn(|| wait::until(2 * limit, || is_over(session.state().0)));
         let on_eventfd = scope.spawn(|| eventfd.read().unwrap());
         let in_poll = scope.spawn(|| wait::polled(&session.node, PollFlags::POLLIN, 2 * limit));
-        let writer = scope.spawn(|| wait::polled(&scene.export, PollFlags::empty(), 2 * limit));
+        let writer = scope.spawn(|| wait::polled(export, PollFlags::empty(), 2 * limit));
         thread::sleep(Duration::from_millis(100));
         assert!(!(on_eventfd.is_finished() || in_poll.is_finished() || writer.is_finished() || spinning.is_finished()));
         let begin = Instant::now();
@@ -306,22 +311,25 @@ fn the_death_of_a_peer_is_no_event_for_other_sessions_channels() {
 }
 
 fn main() -> ExitCode {
-    ktap::main(promises![
-        unbind_leaves_mappings_as_memory_and_tells_everybody,
-        unbind_wakes_blocked_readers,
-        unbind_wakes_a_reader_in_read,
-        unbind_clears_the_ring_table,
-        unbind_lets_sessions_close_in_any_order,
-        removal_leaves_mappings_as_memory_and_tells_everybody,
-        removal_wakes_blocked_readers,
-        removal_wakes_a_reader_in_read,
-        removal_clears_the_ring_table,
-        removal_lets_sessions_close_in_any_order,
-        death_leaves_mappings_as_memory_and_tells_everybody,
-        death_wakes_blocked_readers,
-        death_wakes_a_reader_in_read,
-        death_clears_the_ring_table,
-        death_lets_sessions_close_in_any_order,
-        the_death_of_a_peer_is_no_event_for_other_sessions_channels,
-    ])
+    ktap::main(
+        promises![
+            unbind_leaves_mappings_as_memory_and_tells_everybody,
+            unbind_wakes_blocked_readers,
+            unbind_wakes_a_reader_in_read,
+            unbind_clears_the_ring_table,
+            unbind_lets_sessions_close_in_any_order,
+            removal_leaves_mappings_as_memory_and_tells_everybody,
+            removal_wakes_blocked_readers,
+            removal_wakes_a_reader_in_read,
+            removal_clears_the_ring_table,
+            removal_lets_sessions_close_in_any_order,
+            death_leaves_mappings_as_memory_and_tells_everybody,
+            death_wakes_blocked_readers,
+            death_wakes_a_reader_in_read,
+            death_clears_the_ring_table,
+            death_lets_sessions_close_in_any_order,
+            the_death_of_a_peer_is_no_event_for_other_sessions_channels,
+        ],
+        machine::repair,
+    )
 }

@@ -15,7 +15,7 @@ use std::{
 use guest::{
     abi::*,
     call::{Record, call, number},
-    ktap,
+    ktap, machine,
     mapping::PAGE,
     promises,
     session::{Export, SOON, Session, played, signals, softdev},
@@ -254,18 +254,21 @@ fn receive(socket: &UnixStream) -> Export {
 }
 
 fn main() -> ExitCode {
-    ktap::main(promises![
-        a_doorbell_wakes_the_eventfd_of_its_vector_and_no_other,
-        every_doorbell_is_a_signal_and_is_counted,
-        a_blocked_reader_of_an_eventfd_wakes,
-        epoll_wakes_once_for_each_vector_that_rang,
-        a_writer_in_another_process_wakes_the_reader_and_its_data_is_there,
-        freed_space_wakes_a_writer_in_poll_and_on_its_eventfd,
-        a_masked_vector_counts_and_signals_once_when_unmasked,
-        without_an_eventfd_nothing_is_signalled_any_more,
-        the_next_session_is_not_rung_by_what_the_last_one_left,
-        dropped_delayed_and_repeated_doorbells_neither_hang_nor_break_anything,
-        an_export_needs_vector_0_in_its_ring_call,
-        an_export_sent_over_a_socket_works_after_its_sender_is_gone,
-    ])
+    ktap::main(
+        promises![
+            a_doorbell_wakes_the_eventfd_of_its_vector_and_no_other,
+            every_doorbell_is_a_signal_and_is_counted,
+            a_blocked_reader_of_an_eventfd_wakes,
+            epoll_wakes_once_for_each_vector_that_rang,
+            a_writer_in_another_process_wakes_the_reader_and_its_data_is_there,
+            freed_space_wakes_a_writer_in_poll_and_on_its_eventfd,
+            a_masked_vector_counts_and_signals_once_when_unmasked,
+            without_an_eventfd_nothing_is_signalled_any_more,
+            the_next_session_is_not_rung_by_what_the_last_one_left,
+            dropped_delayed_and_repeated_doorbells_neither_hang_nor_break_anything,
+            an_export_needs_vector_0_in_its_ring_call,
+            an_export_sent_over_a_socket_works_after_its_sender_is_gone,
+        ],
+        machine::repair,
+    )
 }
