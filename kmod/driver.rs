@@ -7,7 +7,9 @@ use crate::{
     endpoint_node::EndpointNode,
     engine,
     monitor::Running,
+    msix,
     profile::{BellValue, Profile, Signature},
+    profile_config,
     registers::Registers,
     registry,
     vector::Handler,
@@ -16,7 +18,9 @@ use kernel::{
     bindings,
     device::{self, Core},
     dma::{Device as _, DmaMask},
-    irq, pci,
+    irq,
+    page::PAGE_SIZE,
+    pci,
     prelude::*,
     sync::Arc,
 };
@@ -106,6 +110,11 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
         dev_warn!(pdev, "a recovery from an error has failed; remove and rescan the device\n");
         return Err(EIO);
     }
+    // SAFETY: The device is being probed.
+    unsafe { msix::Layout::of(pci_raw(pdev)) }.check(&profile).inspect_err(|_| {
+        dev_err!(pdev, "the profile overlaps the interrupt table\n");
+    })?;
+    check_bars(pdev, &profile)?;
     pdev.enable_device_mem()?;
     let enabled = Enabled(pci_raw(pdev));
     // SAFETY: No DMA has been set up yet.
@@ -144,7 +153,7 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
 fn chosen_profile(pdev: &pci::Device<device::Bound>) -> Result<Profile> {
     // SAFETY: The device is being probed.
     let (vendor, device) = unsafe { ((*pci_raw(pdev)).vendor, (*pci_raw(pdev)).device) };
-    let profile = Profile::built_in(vendor, device).copied();
+    let profile = profile_config::find(vendor, device).or_else(|| Profile::built_in(vendor, device).copied());
     profile.ok_or(ENODEV).inspect_err(|_| {
         dev_err!(pdev, "no profile describes {vendor:04x}:{device:04x}\n");
     })
@@ -163,6 +172,31 @@ fn map_bars(pdev: &pci::Device<device::Bound>, profile: &Profile, registers: &mu
         registers.map(pdev, acknowledge.bar)?;
     }
     Ok(())
+}
+
+/// Refuses a profile that reaches beyond a BAR, or whose doorbell pages would be shared with something else.
+fn check_bars(pdev: &pci::Device<device::Bound>, profile: &Profile) -> Result {
+    let fits = |bar: u32, end: usize| -> Result<bool> { Ok(end as u64 <= pdev.resource_len(bar)?) };
+    let bell = &profile.doorbell;
+    let mut end = bell.offset_of(profile.vectors.saturating_sub(1) as usize) + bell.width as usize;
+    let mut good = true;
+    if bell.isolated {
+        end = end.next_multiple_of(PAGE_SIZE);
+        good = pdev.resource_start(bell.bar)? % PAGE_SIZE as u64 == 0;
+    }
+    good &= fits(bell.bar, end)?;
+    if let Some(rings) = &profile.rings {
+        good &= fits(rings.bar, rings.offset + rings.stride * rings.slots as usize)?;
+    }
+    if let Some(acknowledge) = &profile.acknowledge {
+        good &= fits(acknowledge.bar, acknowledge.status.max(acknowledge.clear) + 4)?;
+    }
+    if good {
+        Ok(())
+    } else {
+        dev_err!(pdev, "the profile reaches beyond the device's BARs\n");
+        Err(EINVAL)
+    }
 }
 
 fn check_signature(pdev: &pci::Device<device::Bound>, registers: &Registers, signature: &Signature) -> Result {

@@ -23,11 +23,9 @@ struct Class(bindings::class);
 // SAFETY: The structure is constant; the driver core keeps what changes elsewhere.
 unsafe impl Sync for Class {}
 
-static CLASS: Class = Class(bindings::class {
-    name: c"pcieipc".as_ptr().cast(),
-    devnode: Some(devnode),
-    ..pin_init::zeroed()
-});
+// `as_char_ptr` is not const; the driver core takes the bytes as they are.
+#[allow(clippy::disallowed_methods)]
+static CLASS: Class = Class(bindings::class { name: c"pcieipc".as_ptr().cast(), devnode: Some(devnode), ..pin_init::zeroed() });
 
 /// What all endpoints' nodes share.
 pub(crate) struct Nodes {

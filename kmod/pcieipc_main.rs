@@ -44,8 +44,10 @@ mod mapping_inode;
 mod memory;
 mod mmap;
 mod monitor;
+mod msix;
 mod node;
 mod profile;
+mod profile_config;
 mod queue;
 mod recovery;
 mod registers;
@@ -64,6 +66,8 @@ struct Pcieipc {
     #[pin]
     _node: node::Node,
     #[pin]
+    _profiles: kernel::configfs::Subsystem<profile_config::Profiles>,
+    #[pin]
     _state: state::StateFile,
     #[pin]
     _driver: kernel::driver::Registration<recovery::Adapter>,
@@ -75,12 +79,16 @@ struct Pcieipc {
 impl kernel::InPlaceModule for Pcieipc {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         // SAFETY: This is the first thing that the module does, and `init` is called once.
-        unsafe { registry::init() };
+        unsafe {
+            registry::init();
+            profile_config::init();
+        }
         try_pin_init!(Self {
             _inode: mapping_inode::MappingInode::new()?,
             _queue: queue::WorkQueue::new()?,
             _nodes: endpoint_node::Nodes::new()?,
             _driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
+            _profiles <- profile_config::Profiles::subsystem(),
             _state <- state::StateFile::new(),
             _node <- node::Node::new(),
         })
@@ -96,7 +104,8 @@ impl PinnedDrop for Pcieipc {
 
 /// PCIEIPC_CAP_* of this module as it was loaded.
 pub(crate) fn capabilities() -> u64 {
-    let mut capabilities = uapi::PCIEIPC_CAP_COPY | uapi::PCIEIPC_CAP_ERROR_RECOVERY | uapi::PCIEIPC_CAP_ADMIN;
+    let mut capabilities =
+        uapi::PCIEIPC_CAP_COPY | uapi::PCIEIPC_CAP_ERROR_RECOVERY | uapi::PCIEIPC_CAP_ADMIN | uapi::PCIEIPC_CAP_PROFILES;
     if limits::doorbell_map() {
         capabilities |= uapi::PCIEIPC_CAP_DOORBELL_MAP;
     }

@@ -129,10 +129,7 @@ impl Endpoint {
     }
 }
 
-extern "C" fn error_detected(
-    pdev: *mut bindings::pci_dev,
-    channel: bindings::pci_channel_state_t,
-) -> bindings::pci_ers_result_t {
+extern "C" fn error_detected(pdev: *mut bindings::pci_dev, channel: bindings::pci_channel_state_t) -> bindings::pci_ers_result_t {
     const FROZEN: u32 = bindings::pci_channel_io_frozen;
     const LOST: u32 = bindings::pci_channel_io_perm_failure;
     // SAFETY: A callback of the PCI core.

@@ -209,6 +209,22 @@ fn bytes(mut command: Command) -> Result<Vec<u8>> {
     Err(Error::Program { program, why })
 }
 
+/// The modules that a module needs, as `modinfo -F depends` would say.
+///
+/// # Errors
+/// [`Error::File`] if it cannot be read.
+pub fn needs(module: &Path) -> Result<Vec<String>> {
+    let data = fs::read(module).map_err(at(module))?;
+    Ok(depends(&data))
+}
+
+fn depends(module: &[u8]) -> Vec<String> {
+    let key = b"\0depends=";
+    let Some(start) = module.windows(key.len()).position(|window| window == key) else { return Vec::new() };
+    let text = module[start + key.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,5 +250,11 @@ mod tests {
         let order = files.modules(tree.path(), &["c".into(), "a_x".into(), "built-in".into()]).unwrap();
         assert_eq!(order, ["/modules/c.ko", "/modules/b.ko", "/modules/a_x.ko"]);
         assert!(files.modules(tree.path(), &["none".into()]).is_err());
+    }
+
+    #[test]
+    fn what_a_module_depends_on_is_read_from_it() {
+        assert_eq!(depends(b"x\0license=GPL\0depends=configfs,b\0name=a\0"), ["configfs", "b"]);
+        assert!(depends(b"x\0depends=\0").is_empty() && depends(b"").is_empty());
     }
 }

@@ -202,7 +202,11 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
     files.text("/init", include_str!("guest-init.sh"), 0o755);
     files.text("/rig/command", &format!("{}\n", guest.command), 0o755);
     files.text("/rig/parameters", &format!("{}\n", guest.parameters), 0o644);
-    let order = files.modules(&place.kernel.modules, &guest.stock_modules)?;
+    let mut wanted = guest.stock_modules.clone();
+    if guest.module && place.kernel.module.exists() {
+        wanted.extend(crate::initramfs::needs(&place.kernel.module)?);
+    }
+    let order = files.modules(&place.kernel.modules, &wanted)?;
     files.text("/rig/stock-modules", &order.iter().map(|path| format!("{path}\n")).collect::<String>(), 0o644);
     if guest.module {
         let module = &place.kernel.module;

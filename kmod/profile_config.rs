@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Profiles that an administrator fills in through configfs, so that a device that no code knows is driven by a description:
+//!
+//! ```text
+//! mkdir /sys/kernel/config/pcieipc/my-fpga
+//! echo 0x10ee > …/vendor; echo 0x9038 > …/device; echo 0x4000 > …/doorbell_offset; …; echo 1 > …/enable
+//! echo pcieipc > /sys/bus/pci/devices/…/driver_override; echo … > /sys/bus/pci/drivers_probe
+//! ```
+//!
+//! Every attribute is a number, decimal or with 0x; `none` where the device has no such thing. While a profile is enabled it does
+//! not change; a device that is bound keeps the profile with which it was bound.
+
+use crate::profile::{self, Acknowledge, BellValue, Doorbell, Engine, Profile, RingTable};
+use core::str::from_utf8;
+use kernel::{configfs, new_mutex, page::PAGE_SIZE, prelude::*, str::CString, sync::Mutex};
+
+/// What `none` is stored as.
+const NONE: u64 = u64::MAX;
+
+kernel::sync::global_lock! {
+    // SAFETY: The module's `init` calls `init` before anything else of the module can run.
+    unsafe(uninit) static ENABLED: Mutex<KVec<Entry>> = KVec::new();
+}
+
+/// An enabled profile.
+struct Entry {
+    vendor: u16,
+    device: u16,
+    profile: Profile,
+}
+
+/// Prepares the list of enabled profiles.
+///
+/// # Safety
+///
+/// Called once, before any other function here.
+pub(crate) unsafe fn init() {
+    // SAFETY: By the requirements of this function.
+    unsafe { ENABLED.init() };
+}
+
+/// The enabled profile of a device.
+pub(crate) fn find(vendor: u16, device: u16) -> Option<Profile> {
+    let enabled = ENABLED.lock();
+    let entry = enabled.iter().find(|entry| entry.vendor == vendor && entry.device == device)?;
+    Some(entry.profile)
+}
+
+/// Declares the attributes: name, index, value at first. A place of the array in [`Draft`] for each.
+macro_rules! attributes {
+    ($($name:ident: $index:literal = $initial:expr),* $(,)?) => {
+        const COUNT: usize = [$($index),*].len();
+        const INITIAL: [u64; COUNT] = [$($initial),*];
+
+        #[allow(non_upper_case_globals)]
+        mod at {
+            $(pub(super) const $name: usize = $index;)*
+        }
+
+        $(
+            #[vtable]
+            impl configfs::AttributeOperations<$index> for Draft {
+                type Data = Draft;
+
+                fn show(draft: &Draft, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
+                    draft.show($index, page)
+                }
+
+                fn store(draft: &Draft, page: &[u8]) -> Result {
+                    draft.store($index, page)
+                }
+            }
+        )*
+
+        fn item_type() -> &'static configfs::ItemType<configfs::Group<Draft>, Draft> {
+            kernel::configfs_attrs! {
+                container: configfs::Group<Draft>,
+                data: Draft,
+                attributes: [$($name: $index),*],
+            }
+        }
+    };
+}
+
+attributes! {
+    vendor: 0 = NONE,
+    device: 1 = NONE,
+    vectors: 2 = 1,
+    dma_bits: 3 = 64,
+    // 1: its user can aim its DMA at any address. The safe answer about a device that no code knows.
+    user_dma: 4 = 1,
+    memory_bar: 5 = NONE,
+    doorbell_bar: 6 = 0,
+    doorbell_offset: 7 = NONE,
+    doorbell_stride: 8 = 0,
+    doorbell_width: 9 = 4,
+    doorbell_value: 10 = 1,
+    // 1: the number of the vector is added to the value.
+    doorbell_add_vector: 11 = 0,
+    // 1: nothing but doorbells is on their pages.
+    doorbell_page: 12 = 0,
+    ring_bar: 13 = NONE,
+    ring_offset: 14 = 0,
+    ring_stride: 15 = 32,
+    ring_slots: 16 = 1,
+    ring_address: 17 = 0,
+    ring_length: 18 = 8,
+    ring_tag: 19 = NONE,
+    ring_valid: 20 = NONE,
+    ack_bar: 21 = NONE,
+    ack_status: 22 = 0,
+    ack_clear: 23 = 0,
+    // 1: the engine and the control registers of the soft endpoint, in BAR 0.
+    soft_engine: 24 = 0,
+    engine_vector: 25 = NONE,
+    enable: 26 = 0,
+}
+
+/// A profile that is being filled in.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Draft {
+    name: CString,
+    #[pin]
+    values: Mutex<[u64; COUNT]>,
+}
+
+impl Draft {
+    fn new(name: CString) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            name,
+            values <- new_mutex!(INITIAL, "pcieipc_profile"),
+        })
+    }
+
+    fn show(&self, index: usize, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
+        let value = self.values.lock().get(index).copied().ok_or(EINVAL)?;
+        let text =
+            if value == NONE { CString::try_from_fmt(fmt!("none\n"))? } else { CString::try_from_fmt(fmt!("{value:#x}\n"))? };
+        let bytes = text.to_bytes();
+        page.get_mut(..bytes.len()).ok_or(EINVAL)?.copy_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn store(&self, index: usize, text: &[u8]) -> Result {
+        let value = parse(text)?;
+        let mut values = self.values.lock();
+        let enabled = values[at::enable] != 0;
+        if index == at::enable {
+            match (value, enabled) {
+                (1, false) => self.publish(&values)?,
+                (0, true) => self.withdraw(&values),
+                (0, false) | (1, true) => {}
+                _ => return Err(EINVAL),
+            }
+        } else if enabled {
+            return Err(EBUSY);
+        }
+        *values.get_mut(index).ok_or(EINVAL)? = value;
+        Ok(())
+    }
+
+    fn publish(&self, values: &[u64; COUNT]) -> Result {
+        let entry =
+            Entry { vendor: narrow(values[at::vendor])?, device: narrow(values[at::device])?, profile: self.profile(values)? };
+        let mut enabled = ENABLED.lock();
+        if enabled.iter().any(|other| other.vendor == entry.vendor && other.device == entry.device) {
+            return Err(EEXIST);
+        }
+        Ok(enabled.push(entry, GFP_KERNEL)?)
+    }
+
+    fn withdraw(&self, values: &[u64; COUNT]) {
+        let ids = (values[at::vendor], values[at::device]);
+        ENABLED.lock().retain(|entry| (u64::from(entry.vendor), u64::from(entry.device)) != ids);
+    }
+
+    fn profile(&self, values: &[u64; COUNT]) -> Result<Profile> {
+        let bell = Doorbell {
+            bar: bar(values[at::doorbell_bar])?,
+            offset: offset(values[at::doorbell_offset])?,
+            stride: offset(values[at::doorbell_stride])?,
+            width: match values[at::doorbell_width] {
+                4 => 4,
+                8 => 8,
+                _ => return Err(EINVAL),
+            },
+            value: {
+                let value = narrow(values[at::doorbell_value])?;
+                if flag(values[at::doorbell_add_vector])? {
+                    BellValue::Vector(value)
+                } else {
+                    BellValue::Constant(value)
+                }
+            },
+            isolated: flag(values[at::doorbell_page])?,
+        };
+        if bell.isolated && bell.offset % PAGE_SIZE != 0 {
+            return Err(EINVAL);
+        }
+        let vectors: u32 = narrow(values[at::vectors])?;
+        if vectors == 0 || vectors > 64 {
+            return Err(EINVAL);
+        }
+        let dma_bits: u32 = narrow(values[at::dma_bits])?;
+        if !(24..=64).contains(&dma_bits) {
+            return Err(EINVAL);
+        }
+        Ok(Profile {
+            name: profile::name(self.name.to_str().map_err(|_| EINVAL)?),
+            signature: None,
+            doorbell: bell,
+            vectors,
+            engine_vector: optional(values[at::engine_vector]).map(narrow).transpose()?,
+            rings: rings(values)?,
+            engine: if flag(values[at::soft_engine])? { Engine::Soft } else { Engine::None },
+            acknowledge: acknowledge(values)?,
+            memory_bar: optional(values[at::memory_bar]).map(bar).transpose()?,
+            user_dma: flag(values[at::user_dma])?,
+            dma_bits,
+        })
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Draft {
+    fn drop(self: Pin<&mut Self>) {
+        let values = self.values.lock();
+        if values[at::enable] != 0 {
+            self.withdraw(&values);
+        }
+    }
+}
+
+fn rings(values: &[u64; COUNT]) -> Result<Option<RingTable>> {
+    let Some(number) = optional(values[at::ring_bar]) else {
+        return Ok(None);
+    };
+    let slots: u32 = narrow(values[at::ring_slots])?;
+    if slots == 0 || slots > 4096 {
+        return Err(EINVAL);
+    }
+    Ok(Some(RingTable {
+        bar: bar(number)?,
+        offset: offset(values[at::ring_offset])?,
+        stride: offset(values[at::ring_stride])?,
+        slots,
+        address: offset(values[at::ring_address])?,
+        length: offset(values[at::ring_length])?,
+        tag: optional(values[at::ring_tag]).map(offset).transpose()?,
+        valid: optional(values[at::ring_valid]).map(offset).transpose()?,
+    }))
+}
+
+fn acknowledge(values: &[u64; COUNT]) -> Result<Option<Acknowledge>> {
+    let Some(number) = optional(values[at::ack_bar]) else {
+        return Ok(None);
+    };
+    Ok(Some(Acknowledge { bar: bar(number)?, status: offset(values[at::ack_status])?, clear: offset(values[at::ack_clear])? }))
+}
+
+fn parse(text: &[u8]) -> Result<u64> {
+    let text = from_utf8(text).map_err(|_| EINVAL)?.trim();
+    if text == "none" {
+        return Ok(NONE);
+    }
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| EINVAL)
+}
+
+fn optional(value: u64) -> Option<u64> {
+    (value != NONE).then_some(value)
+}
+
+fn narrow<T: TryFrom<u64>>(value: u64) -> Result<T> {
+    T::try_from(value).map_err(|_| EINVAL)
+}
+
+fn flag(value: u64) -> Result<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(EINVAL),
+    }
+}
+
+fn bar(value: u64) -> Result<u32> {
+    if value < crate::registers::BARS as u64 {
+        Ok(value as u32)
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// An offset into a BAR; larger ones are refused here so that sums of them do not overflow.
+fn offset(value: u64) -> Result<usize> {
+    if value < 1 << 40 && value % 4 == 0 {
+        Ok(value as usize)
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// The directory of all profiles.
+#[pin_data]
+pub(crate) struct Profiles {}
+
+impl Profiles {
+    /// The subsystem `pcieipc`.
+    pub(crate) fn subsystem() -> impl PinInit<configfs::Subsystem<Self>, Error> {
+        let item_type = kernel::configfs_attrs! {
+            container: configfs::Subsystem<Profiles>,
+            data: Profiles,
+            child: Draft,
+            attributes: [built_in: 0],
+        };
+        configfs::Subsystem::new(c"pcieipc", item_type, try_pin_init!(Self {}))
+    }
+}
+
+#[vtable]
+impl configfs::GroupOperations for Profiles {
+    type Child = Draft;
+
+    fn make_group(&self, name: &CStr) -> Result<impl PinInit<configfs::Group<Draft>, Error>> {
+        if name.to_bytes().len() > 31 {
+            return Err(ENAMETOOLONG);
+        }
+        let own: CString = name.try_into()?;
+        Ok(configfs::Group::new(name.try_into()?, item_type(), Draft::new(own)))
+    }
+}
+
+/// The names of the built-in profiles.
+#[vtable]
+impl configfs::AttributeOperations<0> for Profiles {
+    type Data = Profiles;
+
+    fn show(_profiles: &Profiles, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
+        let text = b"soft\nivshmem-doorbell\nedu\n";
+        page.get_mut(..text.len()).ok_or(EINVAL)?.copy_from_slice(text);
+        Ok(text.len())
+    }
+}
