@@ -6,7 +6,7 @@ set -euo pipefail
 
 # Debian's maintained kernels that have every Rust abstraction the module uses, and the one that was tested.
 # shellcheck disable=SC2034
-SUITE=trixie KERNEL_SERIES=7.3 KERNEL_TESTED=7.3.4+deb13-amd64 KERNEL_TESTED_DEB=7.3.4-1~bpo13+1
+SUITE=trixie KERNEL_SERIES=7.3 KERNEL_TESTED=7.3.4+deb13-amd64
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export REPO
