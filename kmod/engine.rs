@@ -98,6 +98,13 @@ impl Finished {
         unsafe { bindings::complete(self.completion.get()) };
     }
 
+    /// Forgets completions of the past.
+    fn forget(&self) {
+        // SAFETY: Initialized in `new`; this is what reinit_completion() does. A completion that is lost here is made up for by the
+        // bound of `wait`.
+        unsafe { (&raw mut (*self.completion.get()).done).write_volatile(0) };
+    }
+
     /// Waits until completed, or for about `ms` milliseconds.
     fn wait(&self, ms: u32) {
         // SAFETY: Initialized in `new`.
@@ -183,6 +190,7 @@ fn start_piece(endpoint: &Endpoint, request: &Request, done: u64) -> Result<u64>
     } else {
         registers.write32(soft::BAR, soft::FLAGS, 0)?;
     }
+    endpoint.finished.forget();
     registers.write32(soft::BAR, soft::START, 1)?;
     Ok(bytes)
 }
@@ -224,21 +232,22 @@ fn wait_piece(endpoint: &Endpoint, request: &Request, deadline: u64) -> Result {
 }
 
 /// Stops the engine and waits, some milliseconds at most, until it does not touch memory any more. An engine that does not
-/// stop loses the bus.
-pub(crate) fn stop(endpoint: &Endpoint) {
+/// stop loses the bus; then the result is false, and [`reset`] gives the bus back when its rings are safe.
+pub(crate) fn stop(endpoint: &Endpoint) -> bool {
     if endpoint.profile.engine != Engine::Soft || endpoint.registers.write32(soft::BAR, soft::STOP, 1).is_err() {
-        return;
+        return true;
     }
     for _ in 0..STOP_MS {
         match endpoint.registers.read32(soft::BAR, soft::STATUS) {
             Ok(status) if status & soft::STATUS_BUSY != 0 => fsleep(Delta::from_millis(1)),
-            _ => return,
+            _ => return true,
         }
     }
     if endpoint.status.state() == state::LIVE {
         dev_warn!(endpoint.pdev, "the engine does not stop; taken off the bus\n");
     }
     endpoint.silence();
+    false
 }
 
 /// Resets ring table and engine, and tells the endpoint its rings again.
@@ -246,7 +255,7 @@ pub(crate) fn stop(endpoint: &Endpoint) {
 /// # Errors
 ///
 /// `ENODEV` after unbind.
-fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
+pub(crate) fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
     endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_RESET)?;
     enable(endpoint)?;
     endpoint.unsilence();

@@ -224,14 +224,19 @@ impl Endpoint {
         let Ok(mut mapping) = hardware.mappings.remove(index) else {
             return;
         };
+        let mut stopped = true;
         if hardware.engine.uses(key) {
-            engine::stop(self);
+            stopped = engine::stop(self);
             hardware.engine.abort();
         }
         self.clear_slots(&mapping.slots);
         hardware.slots &= !slot_bits(&mapping.slots);
         // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring just now.
         unsafe { self.take_away(&mut mapping) };
+        if !stopped && self.status.state() == state::LIVE {
+            // Only fails after unbind, which is excluded by the lock.
+            let _ = engine::reset(self, &hardware);
+        }
         drop(hardware);
         // The pages, if this was the last reference, are freed only now: unmapped, flushed, and without the lock.
         drop(mapping);

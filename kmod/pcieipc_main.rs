@@ -55,6 +55,7 @@ mod registry;
 mod session;
 mod state;
 mod status;
+mod trace;
 mod uapi;
 mod vector;
 

@@ -177,6 +177,8 @@ extern "C" fn slot_reset(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_resu
     // SAFETY: A callback of the PCI core. The state was saved in probe; saving it again keeps it for the next time.
     unsafe {
         with_endpoint(pdev, bindings::pci_ers_result_PCI_ERS_RESULT_DISCONNECT, |endpoint| {
+            // A driver that was bound between two phases has not seen the error.
+            endpoint.suspend();
             bindings::pci_restore_state(pdev);
             bindings::pci_save_state(pdev);
             // Restoring brought bus mastering back as it was in probe; it waits for `resume`.

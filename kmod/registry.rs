@@ -5,7 +5,7 @@
 use crate::{
     endpoint::{Endpoint, Identity},
     events::{Event, Queue},
-    limits,
+    limits, trace,
     uapi::kind,
 };
 use kernel::{
@@ -179,6 +179,7 @@ pub(crate) fn stop_listening(queue: &Arc<Queue>) {
 
 /// Delivers an event to every session that is to see it. Returns how many lost it.
 pub(crate) fn publish(event: &Event) -> u64 {
+    trace::event(event.endpoint, event.kind, event.generation, &event.detail);
     let registry = REGISTRY.lock();
     let lost = registry.queues.iter().filter(|queue| !queue.deliver(event)).count();
     lost as u64

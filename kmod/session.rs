@@ -12,7 +12,7 @@ use crate::{
     events::Queue,
     export::{self, Export},
     inline::checked_index,
-    limits,
+    iommu, limits,
     memory::Pages,
     mmap::{self, Area},
     profile::Engine,
@@ -184,11 +184,17 @@ impl Session {
     /// ATTACH.
     pub(crate) fn attach(&self, call: &mut uapi::pcieipc_attach) -> Result {
         let endpoint = self.find_endpoint(call.endpoint)?;
-        let table = self.table.lock();
         if self.endpoint.as_ref().is_some() {
             return Err(EBUSY);
         }
+        iommu::may_attach(&endpoint)?;
         let generation = endpoint.claim(&self.queue, call.generation)?;
+        let table = self.table.lock();
+        if self.endpoint.as_ref().is_some() {
+            drop(table);
+            endpoint.release();
+            return Err(EBUSY);
+        }
         call.vectors = endpoint.vectors.len() as u32;
         call.generation = generation;
         call.status_offset = Area::Status.offset(0);
@@ -203,7 +209,6 @@ impl Session {
     /// RECOVER.
     pub(crate) fn recover(&self, call: &mut uapi::pcieipc_recover) -> Result {
         let endpoint = self.endpoint()?;
-        let table = self.table.lock();
         let generation = {
             let hardware = endpoint.hardware.lock();
             let generation = endpoint.status.generation();
@@ -214,6 +219,7 @@ impl Session {
             self.generation.store(generation, Release);
             generation
         };
+        let table = self.table.lock();
         for entry in table.entries.iter().filter(|entry| entry.own) {
             entry.channel.recover(generation);
         }

@@ -2,7 +2,7 @@
 
 //! One interrupt vector, from the hard interrupt to a user's eventfd.
 
-use crate::{endpoint::Endpoint, eventfd::EventFd, limits};
+use crate::{endpoint::Endpoint, eventfd::EventFd, limits, trace};
 use kernel::{
     bindings, irq, new_spinlock_irq,
     prelude::*,
@@ -177,6 +177,7 @@ impl irq::Handler for Handler {
             return irq::IrqReturn::Handled;
         }
         endpoint.status.count_interrupt();
+        trace::interrupt(endpoint.id, self.index as u32);
         if let Some(vector) = endpoint.vectors.get(self.index) {
             if vector.fire() {
                 vector.quench();
