@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! PCI errors and resets: told, recovered from, and the channels' memory is still there.
+
+use std::{
+    fs,
+    os::fd::AsFd,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
+
+use guest::{
+    abi::*,
+    call::{Record, number},
+    ktap, machine,
+    mapping::PAGE,
+    pci::Function,
+    promises,
+    session::{Node, SOON, Session, living, played, signals, softdev},
+    wait,
+};
+use nix::{errno::Errno, fcntl::OFlag, poll::PollFlags};
+use serde_json::json;
+
+const BAD_TLP: u32 = 0x40;
+const COMPLETION_TIMEOUT: u32 = 0x4000;
+const MALFORMED_TLP: u32 = 0x4_0000;
+
+/// Has the kernel find an error in the endpoint's AER registers.
+fn inject(session: &Session, uncorrectable: u32, correctable: u32) {
+    let address = session.info().address;
+    let mut request = vec![(address >> 8) as u8, (address >> 3 & 0x1f) as u8, (address & 7) as u8, 0];
+    for word in [uncorrectable, correctable, 0, 1, 2, 3, address >> 16] {
+        request.extend(word.to_ne_bytes());
+    }
+    // Busy until the kernel has looked at the one before.
+    let injected = wait::until(SOON, || match fs::write("/dev/aer_inject", &request) {
+        Ok(()) => true,
+        Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => false,
+        Err(error) => panic!("/dev/aer_inject: {error}"),
+    });
+    assert!(injected, "/dev/aer_inject stays busy");
+}
+
+fn recover(session: &Session) -> Result<u64, Errno> {
+    let mut recovered = pcieipc_recover::new();
+    session.node.call(number::RECOVER, &mut recovered).map(|()| recovered.generation)
+}
+
+fn kinds(events: &[pcieipc_event], kind: u32) -> Vec<&pcieipc_event> {
+    events.iter().filter(|event| event.kind == kind).collect()
+}
+
+fn correctable_errors_are_counted_and_told_and_nothing_else_happens() {
+    let session = Session::nth(0);
+    let eventfd = session.eventfd(0);
+    let (before, state) = (session.info().correctable, session.state());
+    session.node.events();
+    for count in 1..=5 {
+        // One at a time, because the hardware shows two at once as one.
+        inject(&session, 0, BAD_TLP);
+        assert!(wait::until(SOON, || session.info().correctable == before + count), "{}", session.info().correctable);
+    }
+    let mut told = Vec::new();
+    let all = wait::until(SOON, || {
+        told.extend(session.node.events());
+        kinds(&told, PCIEIPC_EVENT_CORRECTABLE).iter().map(|event| event.detail[0]).sum::<u64>() == 5
+    });
+    assert!(all, "{told:?}");
+    assert_eq!(kinds(&told, PCIEIPC_EVENT_CORRECTABLE).last().unwrap().detail[1], before + 5);
+    assert_eq!(kinds(&told, PCIEIPC_EVENT_STATE).len(), 0, "{told:?}");
+    assert_eq!(session.state(), state);
+    session.ring(0).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1);
+}
+
+/// What any error or reset that the endpoint survives must look like.
+fn survived(severity: Option<u64>, cause: impl Fn(&Session)) {
+    let session = Session::nth(0);
+    let channel = session.create(1 << 18, 1).unwrap();
+    let other = session.create(1 << 18, 1).unwrap();
+    let export = channel.export().unwrap();
+    let [writer, tail, ..] = export.maps();
+    let (reader, reader_tail) = (channel.data(), channel.tail());
+    let eventfd = session.eventfd(1);
+    let space = export.eventfd();
+    let old = session.attached.generation;
+    writer.fill(1);
+    session.node.events();
+    let (serial, life) = (session.info().serial, played(session.info().serial)["life"].as_u64());
+
+    let begin = Instant::now();
+    cause(&session);
+    let lives = |(state, generation): (u32, u64)| state == PCIEIPC_STATE_LIVE && generation > old;
+    assert!(wait::until(2 * SOON, || lives(session.state())), "{:?}", session.state());
+    println!("# lives again after {} ms", begin.elapsed().as_millis());
+    let generation = session.state().1;
+    assert!(signals(&eventfd, SOON) > 0, "the reader is woken");
+    assert!(signals(&space, SOON) > 0, "the writer is woken");
+    let mut events = Vec::new();
+    wait::until(SOON, || {
+        events.extend(session.node.events());
+        kinds(&events, PCIEIPC_EVENT_STATE).len() >= 2
+    });
+    let states: Vec<_> = kinds(&events, PCIEIPC_EVENT_STATE).iter().map(|event| (event.detail[0], event.detail[1])).collect();
+    let (live, recovering) = (u64::from(PCIEIPC_STATE_LIVE), u64::from(PCIEIPC_STATE_RECOVERING));
+    assert_eq!(states, [(live, recovering), (recovering, live)], "{events:?}");
+    let severities: Vec<u64> = kinds(&events, PCIEIPC_EVENT_ERROR).iter().map(|event| event.detail[0]).collect();
+    assert_eq!(severities, Vec::from_iter(severity), "{events:?}");
+
+    assert_eq!(session.create(PAGE as u64, 0).map(drop), Err(Errno::ESTALE), "the session belongs to the old life");
+    assert_eq!(session.ring(1), Err(Errno::ESTALE));
+    assert_eq!(session.session_state().unwrap().attached_generation, old);
+    assert_eq!(recover(&session), Ok(generation));
+    assert_eq!(session.session_state().unwrap().attached_generation, generation);
+    assert_eq!(recover(&session), Ok(generation), "once more is no harm");
+
+    assert_eq!(reader.differences(1), 0, "the channel's memory is as it was");
+    writer.fill(2);
+    tail.store(0, 77);
+    assert_eq!((reader.differences(2), reader_tail.load(0)), (0, 77), "and still shared");
+    signals(&eventfd, Duration::ZERO);
+    session.ring(1).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1, "doorbells work");
+    export.ring().unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1, "the writer's, too");
+    assert!(!wait::polled(&export, PollFlags::POLLIN, Duration::ZERO).contains(PollFlags::POLLHUP));
+    let copy = pcieipc_copy { from: channel.id(), to: other.id(), bytes: 1 << 18, timeout_ms: 5000, ..Record::new() };
+    session.node.get(number::COPY, copy);
+    assert_eq!(other.data().differences(2), 0, "the engine reaches the rings again");
+    let rings = u64::from(channel.made.segments + other.made.segments);
+    assert_eq!(played(serial)["rings"], rings, "and knows exactly them");
+    println!("# life {life:?}, now {}", played(serial)["life"]);
+}
+
+fn a_non_fatal_error_is_survived() {
+    survived(Some(1), |session| inject(session, COMPLETION_TIMEOUT, 0));
+}
+
+fn a_fatal_error_resets_the_link_and_is_survived() {
+    survived(Some(2), |session| inject(session, MALFORMED_TLP, 0));
+}
+
+fn a_function_reset_is_survived() {
+    survived(None, |session| session.function().reset().unwrap());
+}
+
+fn an_administrators_reset_is_survived_and_reported() {
+    let watcher = Node::open(OFlag::empty());
+    survived(None, |session| {
+        let admin = pcieipc_admin { action: PCIEIPC_ADMIN_RESET, endpoint: session.endpoint, ..Record::new() };
+        session.node.get(number::ADMIN, admin);
+    });
+    let events = watcher.events();
+    let done = kinds(&events, PCIEIPC_EVENT_ADMIN);
+    assert_eq!(done.iter().map(|event| (event.detail[0], event.detail[1])).collect::<Vec<_>>(), [(1, 0)], "{events:?}");
+}
+
+fn errors_after_errors_are_survived() {
+    for _ in 0..5 {
+        a_fatal_error_resets_the_link_and_is_survived();
+        a_non_fatal_error_is_survived();
+    }
+}
+
+fn an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let [source, ..] = from.export().unwrap().maps();
+    let [target, ..] = to.export().unwrap().maps();
+    let endpoint = played(session.info().serial)["endpoint"].clone();
+    source.fill(1);
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 200_000}));
+    thread::scope(|scope| {
+        let copying = scope.spawn(|| {
+            let mut copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 1 << 20, timeout_ms: 10_000, ..Record::new() };
+            session.node.call(number::COPY, &mut copy)
+        });
+        thread::sleep(Duration::from_millis(300));
+        inject(&session, MALFORMED_TLP, 0);
+        let outcome = copying.join().unwrap();
+        assert!(matches!(outcome, Err(Errno::EIO | Errno::ESTALE | Errno::EREMOTEIO | Errno::ENOENT)), "{outcome:?}");
+    });
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_LIVE && session.state().1 > session.attached.generation));
+    target.fill(2);
+    recover(&session).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(target.differences(2), 0, "no byte of the old copy lands in the new life");
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
+}
+
+fn an_endpoint_that_died_in_its_recovery_is_dead_and_comes_back_by_removal() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    let endpoint = played(serial)["endpoint"].clone();
+    // The reset of the link takes a second, and in the meantime the endpoint dies.
+    inject(&session, MALFORMED_TLP, 0);
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_RECOVERING));
+    softdev(&json!({"cmd": "die", "endpoint": endpoint}));
+    let eventfd = session.eventfd(0);
+    let over = |state| [PCIEIPC_STATE_DEAD, PCIEIPC_STATE_GONE].contains(&state);
+    // The kernel waits a minute for the endpoint to come out of the reset; only then is it lost.
+    assert!(wait::until(Duration::from_secs(90), || over(session.state().0)), "{:?}", session.state());
+    assert!(signals(&eventfd, SOON) > 0);
+    assert_eq!(recover(&session), Err(Errno::ENODEV));
+    function.remove().unwrap();
+    softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    Function::rescan().unwrap();
+    let next = Session::on(Node::open(OFlag::empty()), living(serial));
+    let eventfd = next.eventfd(0);
+    next.ring(0).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1);
+}
+
+fn errors_of_one_endpoint_leave_its_sibling_alone() {
+    let [session, sibling] = [0, 1].map(Session::nth);
+    let eventfd = sibling.eventfd(0);
+    let before = sibling.state();
+    inject(&session, COMPLETION_TIMEOUT, 0);
+    let lives = || session.state().0 == PCIEIPC_STATE_LIVE && session.state().1 > session.attached.generation;
+    assert!(wait::until(2 * SOON, lives), "{:?}", session.state());
+    assert_eq!(sibling.state(), before);
+    sibling.ring(0).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1);
+}
+
+fn a_worse_link_and_its_return_are_events_with_before_and_after() {
+    let session = Session::nth(0);
+    let endpoint = played(session.info().serial)["endpoint"].clone();
+    let limit = SOON + Duration::from_millis(session.node.query().link_sample_ms.into());
+    let best = session.info();
+    assert_eq!((best.link_speed, best.link_width), (4, 16), "as the endpoint says");
+    session.node.events();
+    for (before, now) in [((4u64, 16u64), (1u64, 1u64)), ((1, 1), (4, 16))] {
+        softdev(&json!({"cmd": "link", "endpoint": endpoint, "speed": now.0, "width": now.1}));
+        let mut events = Vec::new();
+        let told = wait::until(limit, || {
+            events.extend(session.node.events());
+            !kinds(&events, PCIEIPC_EVENT_LINK).is_empty()
+        });
+        assert!(told, "{events:?}");
+        let event = kinds(&events, PCIEIPC_EVENT_LINK)[0];
+        let word = |(speed, width): (u64, u64)| speed | width << 8;
+        assert_eq!((event.detail[0], event.detail[1]), (word(before), word(now)));
+        let info = session.info();
+        assert_eq!((u64::from(info.link_speed), u64::from(info.link_width)), now);
+        assert_eq!((info.link_speed_max, info.link_width_max), (4, 16));
+        assert_eq!(session.status.load(16) & 0xffff, word(now), "the status page");
+    }
+    assert_eq!(session.state().0, PCIEIPC_STATE_LIVE);
+}
+
+fn a_reader_blocked_while_the_endpoint_is_reset_wakes() {
+    let session = Session::nth(0);
+    session.node.events();
+    thread::scope(|scope| {
+        let fd = session.node.as_fd();
+        let poller = scope.spawn(move || wait::polled(fd, PollFlags::POLLIN, SOON));
+        let function = session.function();
+        thread::sleep(Duration::from_millis(100));
+        assert!(!poller.is_finished());
+        function.reset().unwrap();
+        let woken = poller.join().unwrap();
+        assert!(woken.contains(PollFlags::POLLIN) && !woken.contains(PollFlags::POLLHUP), "{woken:?}");
+    });
+}
+
+fn main() -> ExitCode {
+    ktap::main(
+        promises![
+            correctable_errors_are_counted_and_told_and_nothing_else_happens,
+            a_non_fatal_error_is_survived,
+            a_fatal_error_resets_the_link_and_is_survived,
+            a_function_reset_is_survived,
+            an_administrators_reset_is_survived_and_reported,
+            errors_after_errors_are_survived,
+            an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later,
+            errors_of_one_endpoint_leave_its_sibling_alone,
+            a_worse_link_and_its_return_are_events_with_before_and_after,
+            a_reader_blocked_while_the_endpoint_is_reset_wakes,
+            an_endpoint_that_died_in_its_recovery_is_dead_and_comes_back_by_removal,
+        ],
+        machine::repair,
+    )
+}
