@@ -9,6 +9,6 @@ mod tree;
 
 pub use fault::Fault;
 pub use figure::draw;
-pub use report::{Loss, Report, SurvivorError};
+pub use report::{EndpointCount, Loss, Report, SurvivorError};
 pub use story::Story;
 pub use tree::{Node, tree_of};

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 use crate::{
     failure::Failure,
     gradients::{GradientFile, Number, Template, agree},
-    ranks::{Algorithm, Asked, Job, Transport},
+    ranks::{Algorithm, Asked, Job, Mover, Transport},
     transport::{self, Choice},
 };
 
@@ -25,6 +25,12 @@ pub struct GroupArguments {
     /// What carries the records
     #[arg(long, value_enum, default_value_t = Asked::Auto)]
     pub transport: Asked,
+    /// With kmod: the endpoint of each rank, by PCI address or id, instead of the first free ones
+    #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',')]
+    pub endpoints: Vec<String>,
+    /// With kmod: who moves the records
+    #[arg(long, value_enum, default_value_t = Mover::Processor)]
+    pub mover: Mover,
     /// How the sum is computed
     #[arg(long, value_enum, default_value_t = Algorithm::TwoShot)]
     pub algorithm: Algorithm,
@@ -57,6 +63,7 @@ pub struct Group {
     pub choice: Choice,
     inputs: Vec<PathBuf>,
     algorithm: Algorithm,
+    mover: Mover,
     timeout: Duration,
 }
 
@@ -73,8 +80,8 @@ impl GroupArguments {
             .collect::<Result<Vec<_>, _>>()
             .and_then(|files| agree(&files).map(|()| files))
             .map_err(|bad| Failure::Use(bad.to_string()))?;
-        let choice = transport::choose(self.transport, self.ranks)?;
-        Ok(Group { files, choice, inputs, algorithm: self.algorithm, timeout: self.timeout })
+        let choice = transport::choose(self.transport, self.ranks, &self.endpoints)?;
+        Ok(Group { files, choice, inputs, algorithm: self.algorithm, mover: self.mover, timeout: self.timeout })
     }
 }
 
@@ -108,11 +115,10 @@ impl Group {
                 parent: std::process::id(),
                 rank,
                 meeting: meeting.into(),
-                transport: self
-                    .choice
-                    .endpoints
-                    .get(rank)
-                    .map_or(Transport::Shm, |endpoint| Transport::Kmod { endpoint: *endpoint }),
+                transport: match self.choice.endpoints.get(rank) {
+                    Some(endpoint) => Transport::Kmod { endpoint: endpoint.id.0, mover: self.mover },
+                    None => Transport::Shm,
+                },
                 algorithm: self.algorithm,
                 timeout: self.timeout,
                 inputs: self.inputs.clone(),

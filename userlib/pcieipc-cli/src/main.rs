@@ -10,10 +10,10 @@ mod host_source;
 mod member;
 mod module;
 mod ranks;
+mod supervisor;
 mod tally;
 mod topo;
 mod transport;
-mod watch;
 
 use std::process::ExitCode;
 

@@ -4,16 +4,18 @@
 use std::time::Duration;
 
 use pcieipc::{
-    Result, executor,
-    group::{self, Group, GroupOptions},
+    Result,
+    device::EndpointId,
+    executor,
+    group::{self, Group, GroupOptions, KmodOptions},
     plan,
     reduce::{Kind, Op},
+    transport::kmod::Mover,
 };
 
 use crate::{
     gradients::Number,
-    module::NODE,
-    ranks::{Algorithm, Counters, Job, Transport},
+    ranks::{self, Algorithm, Counters, Job, Transport},
 };
 
 /// This process as a member of the group.
@@ -22,6 +24,8 @@ pub struct Member {
     group: Group,
     /// Counted by the groups before the present one.
     earlier: Counters,
+    /// Of the endpoint, when the session began.
+    interrupts_before: u64,
 }
 
 impl Member {
@@ -33,13 +37,20 @@ impl Member {
         let mut options = GroupOptions::new(job.rank, job.inputs.len(), &job.meeting);
         options.transport = match job.transport {
             Transport::Shm => group::Transport::Shm,
-            Transport::Kmod { endpoint } => {
-                return Err(pcieipc::Error::Argument(format!("endpoint {endpoint}: this version does not drive {NODE} yet")));
+            Transport::Kmod { endpoint, mover } => {
+                let endpoint = Some(EndpointId(endpoint));
+                let mover = match mover {
+                    ranks::Mover::Processor => Mover::Processor,
+                    ranks::Mover::Engine => Mover::Engine,
+                };
+                group::Transport::Kmod(KmodOptions { endpoint, mover, ..KmodOptions::default() })
             }
         };
         options.meeting_timeout = job.timeout;
         options.executor = executor::Options { algorithm: Some(algorithm(job.algorithm)), ..executor::Options::default() };
-        Ok(Self { group: Group::meet(options)?, earlier: Counters::default() })
+        let group = Group::meet(options)?;
+        let interrupts_before = interrupts(&group);
+        Ok(Self { group, earlier: Counters::default(), interrupts_before })
     }
 
     /// Adds up the buffers of all ranks in place.
@@ -54,7 +65,9 @@ impl Member {
     pub fn counters(&mut self) -> Counters {
         let now = self.group.counters();
         let present = Counters { doorbells: now.doorbells, interrupts: 0, wakeups: now.wakeups, dma_bytes: now.dma_bytes };
-        self.earlier.plus(present)
+        // Links are made anew when a group shrinks, and count from zero; the endpoint's page goes on.
+        let interrupts = interrupts(&self.group).saturating_sub(self.interrupts_before);
+        Counters { interrupts, ..self.earlier.plus(present) }
     }
 
     /// Goes on without the ranks that are lost; gives the first numbers of those that are left.
@@ -67,6 +80,11 @@ impl Member {
         self.earlier = earlier;
         Ok(self.group.members().to_vec())
     }
+}
+
+/// Interrupts of the rank's endpoint in its present life.
+fn interrupts(group: &Group) -> u64 {
+    group.session().map_or(0, |session| session.status().interrupts())
 }
 
 fn kind(number: Number) -> Kind {

@@ -1,66 +1,76 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether pcieipc.ko can be used from here, and if not, what is missing.
+//! The module, as far as it can be reached from here, and if not, what is missing.
 
-use std::{fs::OpenOptions, io, path::Path};
+use std::path::Path;
 
-use nix::errno::Errno;
+use pcieipc::device::{DeviceError, EndpointInfo, NODE, Node, State};
 
-/// The device node.
-pub const NODE: &str = "/dev/pcieipc";
 const LOADED: &str = "/sys/module/pcieipc";
 
 /// What stands between this process and the module.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
-    /// The module is not there.
-    #[error("the module pcieipc is not loaded; load it with `modprobe pcieipc` (or `insmod pcieipc.ko`), or use --transport shm")]
-    NotLoaded,
     /// The module is there, its node is not.
-    #[error(
-        "the module pcieipc is loaded, but {NODE} does not exist; is devtmpfs mounted on /dev, or does the container have the node?"
-    )]
+    #[error("the module pcieipc is loaded, but {NODE} does not exist: mount devtmpfs on /dev, or give the container the node")]
     NoNode,
-    /// The node may not be opened.
-    #[error(
-        "no permission to open {NODE}; become a member of its group (`usermod -aG pcieipc $USER`, then log in again) or run as root"
-    )]
-    NoPermission,
-    /// Opening failed in another way.
-    #[error("open {NODE}: {0}")]
-    Open(io::Error),
+    /// Anything else that the library tells.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
-/// Looks whether the node can be opened for reading and writing.
-pub fn reachable() -> Result<(), Obstacle> {
-    reachable_at(Path::new(NODE), Path::new(LOADED))
+/// Opens the node.
+pub fn open() -> Result<Node, Obstacle> {
+    obstacle(Node::open(), Path::new(LOADED))
 }
 
-fn reachable_at(node: &Path, loaded: &Path) -> Result<(), Obstacle> {
-    match OpenOptions::new().read(true).write(true).open(node) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(match error.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::ENOENT) if loaded.exists() => Obstacle::NoNode,
-            // ENXIO and ENODEV: a node that was made by hand, with no driver behind it.
-            Some(Errno::ENOENT | Errno::ENXIO | Errno::ENODEV) => Obstacle::NotLoaded,
-            Some(Errno::EACCES | Errno::EPERM) => Obstacle::NoPermission,
-            _ => Obstacle::Open(error),
-        }),
+fn obstacle(opened: Result<Node, DeviceError>, loaded: &Path) -> Result<Node, Obstacle> {
+    match opened {
+        Err(DeviceError::NotLoaded { .. }) if loaded.exists() => Err(Obstacle::NoNode),
+        other => Ok(other?),
     }
+}
+
+/// The module's own version, as modinfo tells it.
+pub fn version() -> Option<String> {
+    let text = std::fs::read_to_string(Path::new(LOADED).join("version")).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// All endpoints. Those that go while they are listed are left out.
+pub fn endpoints(node: &Node) -> Result<Vec<EndpointInfo>, DeviceError> {
+    let mut found = Vec::new();
+    for id in node.endpoints()? {
+        match node.endpoint(id) {
+            Ok(info) => found.push(info),
+            Err(DeviceError::NoEndpoint(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a session could attach.
+pub fn is_free(endpoint: &EndpointInfo) -> bool {
+    endpoint.state == State::Live && !endpoint.attached
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn not_there() -> Result<Node, DeviceError> {
+        Err(DeviceError::NotLoaded { path: NODE.into() })
+    }
+
     #[test]
     fn a_missing_node_without_the_module_says_how_to_load_it() {
-        let obstacle = reachable_at(Path::new("/nonexistent/node"), Path::new("/nonexistent/module")).unwrap_err();
+        let obstacle = obstacle(not_there(), Path::new("/nonexistent/module")).unwrap_err();
         assert!(obstacle.to_string().contains("modprobe pcieipc"), "{obstacle}");
     }
 
     #[test]
     fn a_missing_node_with_the_module_does_not_tell_to_load_it() {
-        let obstacle = reachable_at(Path::new("/nonexistent/node"), Path::new("/proc")).unwrap_err();
+        let obstacle = obstacle(not_there(), Path::new("/proc")).unwrap_err();
         assert!(matches!(obstacle, Obstacle::NoNode), "{obstacle}");
     }
 }

@@ -9,5 +9,5 @@ mod job;
 mod report;
 
 pub use crew::{Crew, Ending, Heard};
-pub use job::{Algorithm, Asked, Job, Rehearsal, Transport};
+pub use job::{Algorithm, Asked, Job, Mover, Rehearsal, Transport};
 pub use report::{Counters, Lost, Report, TensorDone, now_ns};

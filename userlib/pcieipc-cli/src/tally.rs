@@ -159,9 +159,26 @@ pub fn table(rows: &[Row], total: &Total, seconds: f64) -> String {
 
 /// A time with three significant digits and a fitting unit.
 pub fn time(seconds: f64) -> String {
-    match seconds {
-        s if s < 1e-3 => format!("{:.0} µs", s * 1e6),
-        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
-        s => format!("{s:.2} s"),
+    let (value, unit) = match seconds {
+        s if s < 1e-3 => (s * 1e6, "µs"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s => (s, "s"),
+    };
+    let digits = match value {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits_and_a_unit() {
+        let told = [3.21e-6, 0.000_999_6, 0.007_001, 0.0137, 0.793_08, 10.0, 123.4].map(time);
+        assert_eq!(told, ["3.21 µs", "1000 µs", "7.00 ms", "13.7 ms", "793 ms", "10.0 s", "123 s"]);
     }
 }

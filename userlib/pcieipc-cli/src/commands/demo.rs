@@ -3,13 +3,16 @@
 
 use std::{fs, io, path::Path, path::PathBuf, time::Duration};
 
+use pcieipc::device::EndpointInfo;
+
 use crate::{
-    demo::{Fault, Report, Story, draw, tree_of},
+    demo::{EndpointCount, Fault, Report, Story, draw, tree_of},
     failure::Failure,
     group::{Group, GroupArguments},
-    ranks::{Crew, Rehearsal, Report as Heard, now_ns},
+    module,
+    ranks::{Counters, Crew, Mover, Rehearsal, Report as Heard, now_ns},
+    supervisor::{Interruption, Supervisor, meeting_directory},
     tally,
-    watch::{Interruption, Watch, meeting_directory},
 };
 
 /// How long the ranks go on reducing when the loss does not come.
@@ -43,27 +46,37 @@ impl Demo {
             }
         };
         say(format!("transport: {} ({})", group.choice.name, group.choice.why));
-        let addresses = &group.choice.addresses;
+        let addresses: Vec<String> = group.choice.endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();
         let fault =
             addresses.get(self.victim).map_or(Fault::KillProcess, |address| Fault::RemoveEndpoint { address: address.clone() });
         fault.permitted().map_err(|error| Failure::Run(format!("{}: {error}; run as root", fault.name())))?;
-        let tree = tree_of(Path::new("/sys/bus/pci/devices"), addresses)
+        let tree = tree_of(Path::new("/sys/bus/pci/devices"), &addresses)
             .map_err(|error| Failure::Run(format!("reading the PCIe tree: {error}")))?;
 
-        let (story, watch, struck) = self.watch(&group, &fault)?;
+        let (story, supervisor, struck) = self.lose(&group, &fault)?;
         let at_ns = struck.unwrap_or_else(now_ns);
         let loss = story.loss(fault.name(), addresses.get(self.victim).cloned(), at_ns, group.timeout().as_secs_f64());
         let mut complaints: Vec<String> =
-            watch.verdict(Some(self.victim)).err().map(|failure| failure.to_string()).into_iter().collect();
+            supervisor.verdict(Some(self.victim)).err().map(|failure| failure.to_string()).into_iter().collect();
         if struck.is_none() {
             complaints.push("the ranks ended before anything was taken away".into());
         } else {
             complaints.extend(story.complaints(&loss, at_ns));
         }
 
+        let endpoints = self.counted(&group, &supervisor)?;
+        for endpoint in endpoints.iter().filter(|endpoint| endpoint.dma_bytes != endpoint.asked_bytes) {
+            let EndpointCount { rank, dma_bytes, asked_bytes, .. } = endpoint;
+            complaints
+                .push(format!("the engine of rank {rank} moved {dma_bytes} bytes, not the {asked_bytes} that it was asked for"));
+        }
+        if self.group.mover == Mover::Engine && endpoints.iter().any(|endpoint| endpoint.dma_bytes == 0) {
+            complaints.push("an engine moved nothing".into());
+        }
+
         let (before, after) = (story.before.rows(), story.after.rows());
         let (total_before, total_after) = (tally::total(&before), tally::total(&after));
-        let counters = watch.counters.iter().fold(Default::default(), |sum: crate::ranks::Counters, one| sum.plus(*one));
+        let counters = supervisor.counters.iter().fold(Default::default(), |sum: Counters, one| sum.plus(*one));
         let survivors = loss.errors.len();
         let report = Report {
             ranks: group.ranks(),
@@ -82,11 +95,17 @@ impl Demo {
             tensors: before,
             after,
             timeline: story.timeline(),
+            endpoints,
             tree,
         };
         self.write(&report).map_err(|error| Failure::Run(format!("{}: {error}", self.out.display())))?;
 
         say(format!("\n{} ranks:\n{}", report.ranks, tally::table(&report.tensors, &total_before, story.before.seconds())));
+        for EndpointCount { rank, address, dma_bytes, interrupts, .. } in &report.endpoints {
+            say(format!(
+                "rank {rank}: endpoint {address} moved {dma_bytes} bytes with its engine and raised {interrupts} interrupts"
+            ));
+        }
         say(format!("\n{} of rank {} in the middle of a further reduce:", report.fault.kind, self.victim));
         for error in &report.fault.errors {
             say(format!("  rank {} after {}: {}", error.rank, tally::time(error.after), error.text));
@@ -99,7 +118,7 @@ impl Demo {
     }
 
     /// Runs the ranks, strikes when all are reducing; gives what was heard and when the fault was.
-    fn watch(&self, group: &Group, fault: &Fault) -> Result<(Story, Watch, Option<u64>), Failure> {
+    fn lose(&self, group: &Group, fault: &Fault) -> Result<(Story, Supervisor, Option<u64>), Failure> {
         let interruption = Interruption::catch()?;
         let meeting = meeting_directory()?;
         let mut jobs = group.jobs(meeting.path(), true);
@@ -109,10 +128,10 @@ impl Demo {
         let crew = Crew::start(&jobs).map_err(|error| Failure::Run(format!("starting the ranks: {error}")))?;
         let tensors = group.files.first().map_or(&[][..], |file| file.tensors());
         let mut story = Story::new(group.ranks(), self.victim, tensors);
-        let mut watch = Watch::new(crew, group, interruption);
+        let mut supervisor = Supervisor::new(crew, group, interruption);
         let mut struck = None;
         let mut removal = None;
-        while let Some((rank, report)) = watch.next()? {
+        while let Some((rank, report)) = supervisor.next()? {
             if let Heard::Failed { text, .. } = &report {
                 eprintln!("rank {rank}: {text}");
             }
@@ -121,7 +140,7 @@ impl Demo {
                 struck = Some(now_ns());
                 let fault = fault.clone();
                 match fault {
-                    Fault::KillProcess => watch.kill(self.victim),
+                    Fault::KillProcess => supervisor.kill(self.victim),
                     // Removal waits for the driver's unbind; the reports must be heard meanwhile.
                     Fault::RemoveEndpoint { .. } => removal = Some(std::thread::spawn(move || fault.remove())),
                 }
@@ -131,7 +150,30 @@ impl Demo {
             let outcome = removal.join().unwrap_or_else(|_| Err(io::Error::other("the removing thread panicked")));
             outcome.map_err(|error| Failure::Run(format!("removing the endpoint: {error}")))?;
         }
-        Ok((story, watch, struck))
+        Ok((story, supervisor, struck))
+    }
+
+    /// What the module counted at the endpoints that are left since the transport was chosen.
+    fn counted(&self, group: &Group, supervisor: &Supervisor) -> Result<Vec<EndpointCount>, Failure> {
+        if group.choice.endpoints.is_empty() {
+            return Ok(Vec::new());
+        }
+        let node = module::open().map_err(|obstacle| Failure::Run(obstacle.to_string()))?;
+        let now = module::endpoints(&node).map_err(|error| Failure::Run(error.to_string()))?;
+        let ranks = group.choice.endpoints.iter().zip(&supervisor.counters).enumerate().filter(|(rank, _)| *rank != self.victim);
+        let count = |(rank, (before, counters)): (usize, (&EndpointInfo, &Counters))| {
+            let after = now.iter().find(|endpoint| endpoint.id == before.id)?;
+            Some(EndpointCount {
+                rank,
+                address: before.address.clone(),
+                dma_bytes: after.dma_bytes - before.dma_bytes,
+                asked_bytes: counters.dma_bytes,
+                interrupts: after.interrupts - before.interrupts,
+            })
+        };
+        ranks
+            .map(|rank| count(rank).ok_or_else(|| Failure::Run(format!("the endpoint of rank {} is gone too", rank.0))))
+            .collect()
     }
 
     fn write(&self, report: &Report) -> io::Result<()> {

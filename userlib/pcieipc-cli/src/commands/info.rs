@@ -1,24 +1,163 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `pcieipc info`: the module, its ABI, the endpoints and their states.
 
+use comfy_table::{Table, presets};
+use pcieipc::{
+    abi,
+    device::{EndpointInfo, Iommu, Limits, NODE},
+};
+use serde_json::{Value, json};
+
 use crate::{failure::Failure, module};
 
-/// Show the module, its ABI version, and the endpoints with their states
-#[derive(clap::Args)]
+/// Show the module, its ABI version and limits, and the endpoints with their states
+#[derive(Debug, clap::Args)]
 pub struct Info {
     /// One JSON object on standard output instead of text
     #[arg(long)]
     pub json: bool,
 }
 
+const CAPABILITIES: [(u32, &str); 6] = [
+    (abi::PCIEIPC_CAP_COPY, "copy"),
+    (abi::PCIEIPC_CAP_DOORBELL_MAP, "doorbell-map"),
+    (abi::PCIEIPC_CAP_UNSAFE_NOIOMMU, "unsafe-noiommu"),
+    (abi::PCIEIPC_CAP_PROFILES, "profiles"),
+    (abi::PCIEIPC_CAP_ERROR_RECOVERY, "error-recovery"),
+    (abi::PCIEIPC_CAP_ADMIN, "admin"),
+];
+
 impl Info {
     pub fn run(self) -> Result<(), Failure> {
-        module::reachable().map_err(|obstacle| Failure::Run(obstacle.to_string()))?;
+        let node = module::open().map_err(|obstacle| Failure::Run(obstacle.to_string()))?;
+        let endpoints = module::endpoints(&node).map_err(|error| Failure::Run(error.to_string()))?;
+        let (limits, version) = (node.limits(), module::version());
         if self.json {
-            println!("{}", serde_json::json!({ "ok": true, "node": module::NODE }));
+            let endpoints: Vec<Value> = endpoints.iter().map(endpoint_json).collect();
+            println!("{}", json!({ "ok": true, "node": NODE, "module": module_json(limits, version), "endpoints": endpoints }));
         } else {
-            println!("{} can be opened", module::NODE);
+            print!("{}", text(limits, version, &endpoints));
         }
         Ok(())
+    }
+}
+
+fn capabilities(limits: &Limits) -> Vec<&'static str> {
+    CAPABILITIES.into_iter().filter(|(bit, _)| limits.caps & u64::from(*bit) != 0).map(|(_, name)| name).collect()
+}
+
+fn module_json(limits: &Limits, version: Option<String>) -> Value {
+    json!({
+        "version": version, "abi": limits.version, "abi_oldest": limits.oldest, "library_abi": abi::PCIEIPC_ABI_VERSION,
+        "capabilities": capabilities(limits), "max_channel_bytes": limits.max_channel_bytes,
+        "max_session_bytes": limits.max_session_bytes, "max_total_bytes": limits.max_total_bytes,
+        "max_channels": limits.max_channels, "max_copy_bytes": limits.max_copy_bytes, "max_endpoints": limits.max_endpoints,
+        "event_queue": limits.event_queue, "doorbells_per_second": limits.doorbells_per_second, "page_size": limits.page_size,
+    })
+}
+
+fn endpoint_json(endpoint: &EndpointInfo) -> Value {
+    json!({
+        "id": endpoint.id.0, "address": endpoint.address, "state": endpoint.state.to_string(), "generation": endpoint.generation,
+        "attached": endpoint.attached, "vendor": endpoint.vendor, "device": endpoint.device, "serial": endpoint.serial,
+        "numa_node": endpoint.numa_node, "iommu": iommu(endpoint.iommu), "iommu_group": endpoint.iommu_group,
+        "vectors": endpoint.vectors, "engine": endpoint.has_engine, "ring_registers": endpoint.has_ring_registers,
+        "doorbell_page": endpoint.has_doorbell_page, "memory_bytes": endpoint.memory_bytes,
+        "link": { "speed": endpoint.link.0, "width": endpoint.link.1 },
+        "link_max": { "speed": endpoint.link_max.0, "width": endpoint.link_max.1 },
+        "doorbells": endpoint.doorbells, "interrupts": endpoint.interrupts, "events_lost": endpoint.events_lost,
+        "dma_bytes": endpoint.dma_bytes, "correctable": endpoint.correctable, "profile": endpoint.profile,
+    })
+}
+
+fn text(limits: &Limits, version: Option<String>, endpoints: &[EndpointInfo]) -> String {
+    let version = version.map_or_else(String::new, |version| format!(" {version}"));
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let mut text = format!(
+        "module{version}, ABI {} (accepts {} and newer; this command speaks {})\ncan: {}\nlimits: channel {}, session {}, all {}; {} \
+         channels a session, {} endpoints, {} events, {} doorbells a second\n\n",
+        limits.version,
+        limits.oldest,
+        abi::PCIEIPC_ABI_VERSION,
+        capabilities(limits).join(", "),
+        mib(limits.max_channel_bytes),
+        mib(limits.max_session_bytes),
+        mib(limits.max_total_bytes),
+        limits.max_channels,
+        limits.max_endpoints,
+        limits.event_queue,
+        if limits.doorbells_per_second == 0 { "any number of".into() } else { limits.doorbells_per_second.to_string() },
+    );
+    if endpoints.is_empty() {
+        text += "no endpoint: none is bound to the driver pcieipc. Soft endpoints bind by themselves; others by driver_override:\n  \
+                 echo pcieipc > /sys/bus/pci/devices/ADDRESS/driver_override; echo ADDRESS > /sys/bus/pci/drivers_probe\n";
+        return text;
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "id",
+        "address",
+        "state",
+        "life",
+        "session",
+        "link",
+        "IOMMU",
+        "vectors",
+        "doorbells",
+        "interrupts",
+        "DMA bytes",
+        "profile",
+    ]);
+    for endpoint in endpoints {
+        table.add_row([
+            endpoint.id.0.to_string(),
+            endpoint.address.clone(),
+            endpoint.state.to_string(),
+            endpoint.generation.to_string(),
+            if endpoint.attached { "attached" } else { "free" }.into(),
+            link(endpoint.link, endpoint.link_max),
+            iommu(endpoint.iommu).into(),
+            endpoint.vectors.to_string(),
+            endpoint.doorbells.to_string(),
+            endpoint.interrupts.to_string(),
+            endpoint.dma_bytes.to_string(),
+            endpoint.profile.clone(),
+        ]);
+    }
+    text + &table.to_string() + "\n"
+}
+
+fn iommu(iommu: Iommu) -> &'static str {
+    match iommu {
+        Iommu::Translating => "translating",
+        Iommu::Identity => "identity",
+        _ => "none",
+    }
+}
+
+/// The link as lspci writes it, with the best after a slash where it is better.
+fn link(now: (u8, u8), best: (u8, u8)) -> String {
+    let one = |(speed, width): (u8, u8)| {
+        let speed =
+            ["?", "2.5GT/s", "5GT/s", "8GT/s", "16GT/s", "32GT/s", "64GT/s"].get(usize::from(speed)).copied().unwrap_or("?");
+        format!("{speed} x{width}")
+    };
+    if now == (0, 0) {
+        return "unknown".into();
+    }
+    if best.0 > now.0 || best.1 > now.1 { format!("{} / {}", one(now), one(best)) } else { one(now) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_below_its_best_shows_both() {
+        assert_eq!(link((1, 1), (1, 1)), "2.5GT/s x1");
+        assert_eq!(link((3, 8), (4, 16)), "8GT/s x8 / 16GT/s x16");
+        assert_eq!(link((0, 0), (4, 16)), "unknown");
+        assert_eq!(link((9, 1), (9, 1)), "? x1");
     }
 }

@@ -15,8 +15,8 @@ use crate::{
     failure::Failure,
     group::{Group, GroupArguments},
     ranks::Crew,
+    supervisor::{Interruption, Supervisor, meeting_directory},
     tally::{self, Tally},
-    watch::{Interruption, Watch, meeting_directory},
 };
 
 /// Add up the gradients of all ranks, one process a rank, and write the sum
@@ -52,8 +52,8 @@ impl Reduce {
         let tensors = group.files.first().map_or(&[][..], |file| file.tensors());
         let mut tally = Tally::new(tensors);
         let bar = progress(group.ranks() * tensors.len(), self.json);
-        let mut watch = Watch::new(crew, &group, interruption);
-        let ended = watch.until_done(|_, done| {
+        let mut supervisor = Supervisor::new(crew, &group, interruption);
+        let ended = supervisor.until_done(|_, done| {
             tally.add(done);
             bar.set_position(tally.reports() as u64);
         });

@@ -125,6 +125,7 @@ mod tests {
             tensors: Vec::new(),
             after: Vec::new(),
             timeline: timeline.collect(),
+            endpoints: Vec::new(),
             tree: vec![node("0000:00:03.0", None, vec![node("0000:01:00.0", None, ports.collect())])],
         }
     }

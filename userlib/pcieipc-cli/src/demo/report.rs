@@ -41,8 +41,25 @@ pub struct Report {
     pub after: Vec<Row>,
     /// What each rank did when.
     pub timeline: Vec<Span>,
+    /// What the module counted at each endpoint that is left; empty for shared memory.
+    pub endpoints: Vec<EndpointCount>,
     /// The endpoints and the ports above them; empty for shared memory.
     pub tree: Vec<Node>,
+}
+
+/// What the module counted at one endpoint during the run, beside what its rank counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EndpointCount {
+    /// Whose it is.
+    pub rank: usize,
+    /// Its PCI address.
+    pub address: String,
+    /// Bytes that its engine moved, by the module's count.
+    pub dma_bytes: u64,
+    /// Bytes that the rank had it move.
+    pub asked_bytes: u64,
+    /// Interrupts, by the module's count.
+    pub interrupts: u64,
 }
 
 /// The loss of a rank.

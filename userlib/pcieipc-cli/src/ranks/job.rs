@@ -55,7 +55,19 @@ pub enum Transport {
     Kmod {
         /// The module's id of it.
         endpoint: u32,
+        /// Who moves the records.
+        mover: Mover,
     },
+}
+
+/// Who moves records over channels of `/dev/pcieipc`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mover {
+    /// The processor stores them into the reader's ring
+    Processor,
+    /// The writer's endpoint copies them there with its DMA engine
+    Engine,
 }
 
 /// The algorithms that the command offers.

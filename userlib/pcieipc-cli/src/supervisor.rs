@@ -20,6 +20,8 @@ use crate::{
 
 /// What a rank gets beyond its own bound to report the error that the bound produced.
 const GRACE: Duration = Duration::from_secs(5);
+/// When one rank could not even meet, the others get so long to say why they could not, before they would only miss it.
+const COMPANY: Duration = Duration::from_millis(500);
 /// How often a signal is looked for.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -66,21 +68,30 @@ struct Fate {
 
 /// The ranks of one run, watched.
 #[derive(Debug)]
-pub struct Watch {
+pub struct Supervisor {
     crew: Crew,
     fates: Vec<Fate>,
     bound: Duration,
+    /// Set when a rank failed before the group met.
+    hopeless: Option<Instant>,
     interruption: Interruption,
     /// What each rank's transport counted during the whole job.
     pub counters: Vec<Counters>,
 }
 
-impl Watch {
+impl Supervisor {
     /// Watches the ranks of a group.
     pub fn new(crew: Crew, group: &Group, interruption: Interruption) -> Self {
         let ranks = group.ranks();
         let bound = group.timeout() + GRACE;
-        Self { crew, fates: vec![Fate::default(); ranks], bound, interruption, counters: vec![Counters::default(); ranks] }
+        Self {
+            crew,
+            fates: vec![Fate::default(); ranks],
+            bound,
+            hopeless: None,
+            interruption,
+            counters: vec![Counters::default(); ranks],
+        }
     }
 
     /// The next report of any rank; ends of processes are noted on the way. `None` when all have ended.
@@ -92,6 +103,11 @@ impl Watch {
         while self.crew.running() > 0 {
             if self.interruption.came() {
                 return Err(self.give_up("interrupted".into()));
+            }
+            if self.hopeless.is_some_and(|at| Instant::now() >= at) {
+                self.crew.kill_all();
+                let (lines, bad_use) = self.told();
+                return Err(failure(&lines, bad_use));
             }
             match self.crew.hear((Instant::now() + TICK).min(deadline)) {
                 None if Instant::now() >= deadline => {
@@ -120,7 +136,7 @@ impl Watch {
     /// Hears all ranks to their end.
     ///
     /// # Errors
-    /// As for [`Watch::next`], and Run or Use when any rank failed or died.
+    /// As for [`Supervisor::next`], and Run or Use when any rank failed or died.
     pub fn until_done(&mut self, mut tensor: impl FnMut(usize, TensorDone)) -> Result<(), Failure> {
         while let Some((rank, report)) = self.next()? {
             if let Report::Tensor(done) = report {
@@ -151,11 +167,14 @@ impl Watch {
                 }
             }
         }
-        match lines.is_empty() {
-            true => Ok(()),
-            false if bad_use => Err(Failure::Use(lines.join("\n"))),
-            false => Err(Failure::Run(lines.join("\n"))),
-        }
+        if lines.is_empty() { Ok(()) } else { Err(failure(&lines, bad_use)) }
+    }
+
+    /// What the ranks that failed said, and whether all of it was about bad use.
+    fn told(&self) -> (Vec<String>, bool) {
+        let failed = self.fates.iter().enumerate().filter_map(|(rank, fate)| fate.failed.as_ref().map(|failed| (rank, failed)));
+        let bad_use = failed.clone().all(|(_, (_, bad_use))| *bad_use);
+        (failed.map(|(rank, (text, _))| format!("rank {rank}: {text}")).collect(), bad_use)
     }
 
     /// Ends one rank as a crash would.
@@ -167,7 +186,12 @@ impl Watch {
         let Some(fate) = self.fates.get_mut(rank) else { return };
         match report {
             Report::Met { .. } => fate.met = true,
-            Report::Failed { text, bad_use, .. } => fate.failed = Some((text.clone(), *bad_use)),
+            Report::Failed { text, bad_use, .. } => {
+                fate.failed = Some((text.clone(), *bad_use));
+                if !self.fates.iter().any(|fate| fate.met) {
+                    self.hopeless.get_or_insert_with(|| Instant::now() + COMPANY);
+                }
+            }
             Report::Done { counters } => {
                 fate.done = true;
                 if let Some(slot) = self.counters.get_mut(rank) {
@@ -181,12 +205,13 @@ impl Watch {
     /// Ends all ranks; adds what they had said to `why`.
     fn give_up(&mut self, why: String) -> Failure {
         self.crew.kill_all();
-        let told: Vec<String> = self
-            .fates
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, fate)| fate.failed.as_ref().map(|(text, _)| format!("\nrank {rank}: {text}")))
-            .collect();
-        Failure::Run(format!("{why}; the other ranks were ended{}", told.concat()))
+        let mut lines = vec![format!("{why}; the other ranks were ended")];
+        lines.extend(self.told().0);
+        Failure::Run(lines.join("\n"))
     }
+}
+
+fn failure(lines: &[String], bad_use: bool) -> Failure {
+    let text = lines.join("\n");
+    if bad_use { Failure::Use(text) } else { Failure::Run(text) }
 }
