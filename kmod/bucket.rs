@@ -54,3 +54,38 @@ impl Bucket {
         }
     }
 }
+
+#[kunit_tests(pcieipc_bucket)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_burst_is_a_tenth_of_a_second() {
+        let bucket = Bucket::new();
+        let taken = (0..1000).filter(|_| bucket.take_at(1000, SECOND).is_ok()).count();
+        assert!((100..=101).contains(&taken));
+    }
+
+    #[test]
+    fn over_a_second_the_rate_holds() {
+        let bucket = Bucket::new();
+        let taken = (0..100_000u64).filter(|at| bucket.take_at(1000, SECOND + at * 10_000).is_ok()).count();
+        assert!((1000..=1110).contains(&taken));
+    }
+
+    #[test]
+    fn no_rate_is_no_limit() {
+        let bucket = Bucket::new();
+        assert!((0..1000).all(|_| bucket.take(0).is_ok()));
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_gives_nothing_more() {
+        let bucket = Bucket::new();
+        while bucket.take_at(10, SECOND).is_ok() {}
+        assert!(bucket.take_at(10, SECOND).is_err());
+        assert!(bucket.take_at(10, 2 * SECOND).is_ok());
+    }
+}

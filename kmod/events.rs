@@ -291,3 +291,68 @@ fn bytes(event: &uapi::pcieipc_event) -> &[u8] {
     // SAFETY: An event is 64 bytes of integers without padding, see the assertion above; the slice borrows from it.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(event).cast(), EVENT_BYTES) }
 }
+
+#[kunit_tests(pcieipc_events)]
+mod tests {
+    use super::*;
+
+    fn event(kind: u32) -> Event {
+        Event { kind, endpoint: 1, generation: 1, detail: [0; 4] }
+    }
+
+    fn take(ring: &mut Ring) -> Option<uapi::pcieipc_event> {
+        let event = ring.peek();
+        ring.consume();
+        event
+    }
+
+    #[test]
+    fn events_come_in_order_without_gaps() -> Result {
+        let mut ring = Ring::new(16)?;
+        for time in 0..10 {
+            assert!(ring.push(&event(kind::LINK), time));
+        }
+        for sequence in 1..=10 {
+            assert_eq!(take(&mut ring).map(|event| event.sequence), Some(sequence));
+        }
+        assert!(take(&mut ring).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn a_full_queue_tells_how_many_were_lost() -> Result {
+        let mut ring = Ring::new(16)?;
+        let kept = (0..40).filter(|time| ring.push(&event(kind::LINK), *time)).count() as u64;
+        assert_eq!(kept, 16);
+        assert_eq!(ring.lost(), 24);
+        for _ in 0..kept {
+            assert_eq!(take(&mut ring).map(|event| event.kind), Some(kind::LINK));
+        }
+        let lost = take(&mut ring).unwrap_or_default();
+        assert_eq!((lost.kind, lost.detail[0], lost.sequence), (kind::LOST, 24, 40));
+        assert!(ring.push(&event(kind::LINK), 50));
+        assert_eq!(take(&mut ring).map(|event| event.sequence), Some(41));
+        assert!(take(&mut ring).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn a_flood_leaves_room_for_changes_of_state() -> Result {
+        let mut ring = Ring::new(16)?;
+        for time in 0..100 {
+            ring.push(&event(kind::CORRECTABLE), time);
+        }
+        assert!(ring.push(&event(kind::STATE), 100));
+        let mut last = 0;
+        let mut told = 0;
+        let mut state = false;
+        while let Some(event) = take(&mut ring) {
+            told += if event.kind == kind::LOST { event.detail[0] } else { 1 };
+            state |= event.kind == kind::STATE;
+            last = event.sequence;
+        }
+        assert!(state);
+        assert_eq!((told, last), (101, 101));
+        Ok(())
+    }
+}

@@ -68,3 +68,16 @@ pub(crate) const fn speed(link: u32) -> u8 {
 pub(crate) const fn width(link: u32) -> u8 {
     (link >> 8 & 0xff) as u8
 }
+
+#[kernel::macros::kunit_tests(pcieipc_link)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_and_width_are_where_the_specification_has_them() {
+        // 16 GT/s, sixteen lanes, and bits beside them that do not belong to the link.
+        let link = from_register(0xf104);
+        assert_eq!((speed(link), width(link)), (4, 16));
+        assert_eq!((speed(from_register(0x0011)), width(from_register(0x0011))), (1, 1));
+    }
+}

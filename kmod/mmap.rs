@@ -150,3 +150,26 @@ extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
         bindings::vm_fault_reason_VM_FAULT_SIGBUS
     }
 }
+
+#[kunit_tests(pcieipc_mmap)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offset_means_what_it_was_made_from() {
+        for channel in [0, 1, 77, (1 << 20) - 1] {
+            for area in [Area::Data, Area::Tail, Area::Head, Area::Status] {
+                let offset = area.offset(channel) as usize >> PAGE_SHIFT;
+                for page in [0, 5, (1 << 24) - 1] {
+                    assert!(decode(offset + page).is_ok_and(|meaning| meaning == (channel, area, page)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_area_is_refused() {
+        assert!(decode(4 << (AREA_SHIFT - PAGE_SHIFT as u32)).is_err());
+        assert!(decode(usize::MAX).is_err());
+    }
+}

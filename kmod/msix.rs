@@ -67,3 +67,30 @@ impl Layout {
         }
     }
 }
+
+#[kunit_tests(pcieipc_msix)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { parts: [(4, 0, 128), (4, 0x800, 8)] };
+
+    #[test]
+    fn any_byte_in_common_overlaps() {
+        assert!(LAYOUT.overlaps(4, &(127..128)) && LAYOUT.overlaps(4, &(0x807..0x900)));
+        assert!(!LAYOUT.overlaps(4, &(128..0x800)) && !LAYOUT.overlaps(4, &(0x808..0x900)));
+        assert!(!LAYOUT.overlaps(0, &(0..4096)));
+    }
+
+    #[test]
+    fn a_doorbell_page_counts_whole() {
+        let mut profile = Profile::SOFT;
+        assert!(LAYOUT.check(&profile).is_ok());
+        profile.doorbell.bar = 4;
+        profile.doorbell.offset = 0x900;
+        profile.doorbell.isolated = false;
+        assert!(LAYOUT.check(&profile).is_ok());
+        profile.doorbell.offset = 0;
+        profile.doorbell.isolated = true;
+        assert!(LAYOUT.check(&profile).is_err());
+    }
+}

@@ -345,3 +345,26 @@ impl configfs::AttributeOperations<0> for Profiles {
         Ok(text.len())
     }
 }
+
+#[kunit_tests(pcieipc_profile)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_decimal_or_hexadecimal_or_none() {
+        assert!(parse(b"12\n").is_ok_and(|value| value == 12));
+        assert!(parse(b" 0x1F ").is_ok_and(|value| value == 31));
+        assert!(parse(b"none\n").is_ok_and(|value| value == NONE));
+        for bad in [&b""[..], b"0x", b"1 2", b"-1", b"x", b"\xff\xfe", b"99999999999999999999999"] {
+            assert!(parse(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(bar(5).is_ok() && bar(6).is_err());
+        assert!(offset(8).is_ok() && offset(6).is_err() && offset(1 << 40).is_err() && offset(NONE).is_err());
+        assert!(flag(1).is_ok_and(|flag| flag) && flag(2).is_err());
+        assert!(narrow::<u16>(0x1_0000).is_err());
+    }
+}
