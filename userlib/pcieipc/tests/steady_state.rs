@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! In steady state no system call is made by a side that finds its ring ready.
 
-mod support;
 #[path = "support/no_system_calls.rs"]
 mod no_system_calls;
+mod support;
 
 use std::{
     os::unix::process::ExitStatusExt,

@@ -175,6 +175,7 @@ fn reduce(directory: &str, rank: usize, mover: &str) {
     for algorithm in [Algorithm::TwoShot, Algorithm::Ring] {
         let mut group = meet(rank, 4, &format!("{directory}-{algorithm:?}"), mover, Some(algorithm)).unwrap();
         let all = [0, 1, 2, 3];
+        let moved_before = group.session().unwrap().info().unwrap().dma_bytes;
         for &count in counts {
             let mut buffer: Vec<f32> = (0..count).map(|at| value(rank, at)).collect();
             group.all_reduce(&mut buffer, Op::Sum, PATIENCE).unwrap();
@@ -188,6 +189,8 @@ fn reduce(directory: &str, rank: usize, mover: &str) {
         }
         let counters = group.counters();
         assert_eq!(counters.dma_bytes > 0, mover == Mover::Engine, "{counters:?}");
+        let moved = group.session().unwrap().info().unwrap().dma_bytes - moved_before;
+        assert_eq!(counters.dma_bytes, moved, "what the rank counted and what its endpoint says");
         summary.push(format!("{algorithm:?} {counters:?}"));
     }
     say(format!("rank {rank}: {}", summary.join(", ")));

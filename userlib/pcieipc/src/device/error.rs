@@ -41,7 +41,7 @@ pub enum DeviceError {
         library_oldest: u32,
     },
     /// There is no endpoint with that id.
-    #[error("there is no endpoint {0}: `pcieipc info` lists those that are there")]
+    #[error("{0} does not exist: `pcieipc info` lists those that are there")]
     NoEndpoint(EndpointId),
     /// The endpoint or the channel is taken.
     #[error("{what} is taken: {hint}")]
