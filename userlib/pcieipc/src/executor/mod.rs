@@ -39,7 +39,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { algorithm: None, chunk: 32 << 10, direct_chunk: 256 << 10, one_shot_up_to: 8 << 10, tree: None }
+        Self { algorithm: None, chunk: 128 << 10, direct_chunk: 4 << 20, one_shot_up_to: 8 << 10, tree: None }
     }
 }
 

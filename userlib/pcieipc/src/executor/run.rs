@@ -10,9 +10,12 @@ use super::{
 use crate::{
     error::{Error, Rank, Result},
     link::{Links, RecordHeader},
-    plan::{Form, Plan, Source, Step, Target},
+    plan::{Algorithm, Form, Plan, Source, Step, Target},
     reduce::{self, In, Isa, Out},
 };
+
+/// Chunks of so many bytes and more are streamed to the rank that reads them next.
+const STREAM_FROM: usize = 2048;
 
 /// A call that has begun. It holds its place, so it can stop wherever it would have to wait, and go on later.
 #[derive(Debug)]
@@ -121,20 +124,24 @@ impl Run {
             };
             inputs += 1;
         }
-        let mut outs = [Out { ptr: std::ptr::null_mut(), form: Form::Element }; MAX_RANKS + 1];
+        let mut outs = [Out::new(std::ptr::null_mut(), Form::Element); MAX_RANKS + 1];
+        // Below that, the other rank waits for the stores rather than for the lines.
+        let long = len * kind.size() >= STREAM_FROM;
+        let direct = self.plan.algorithm == Algorithm::Direct;
         let mut outputs = 0;
         for target in &step.targets {
             outs[outputs] = match *target {
                 Target::Output(start) => {
-                    Out { ptr: self.arguments.output.wrapping_add((start + offset) * kind.size()), form: Form::Element }
+                    let ptr = self.arguments.output.wrapping_add((start + offset) * kind.size());
+                    Out { stream: direct && long, ..Out::new(ptr, Form::Element) }
                 }
-                Target::Scratch(number) => Out { ptr: place(number), form: Form::Partial },
+                Target::Scratch(number) => Out::new(place(number), Form::Partial),
                 Target::Signal(to) => match room(links, to, 0, deadline)? {
                     Some(_) => continue,
                     None => return Ok(false),
                 },
                 Target::Link { to, form } => match room(links, to, len * kind.size_as(form), deadline)? {
-                    Some(ptr) => Out { ptr, form },
+                    Some(ptr) => Out { ptr, form, stream: long },
                     None => return Ok(false),
                 },
             };

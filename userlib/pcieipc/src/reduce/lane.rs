@@ -13,6 +13,25 @@ pub trait Lane: Copy + Default {
     fn narrow(acc: Self::Acc) -> Self;
     /// Divided by a number of ranks.
     fn divide(acc: Self::Acc, by: usize) -> Self::Acc;
+
+    /// `N` elements to accumulators; `F16C` says that the processor and the calling function have those instructions.
+    ///
+    /// # Safety
+    /// `from` is readable for `N` elements.
+    #[inline(always)]
+    unsafe fn widen_block<const N: usize, const F16C: bool>(from: *const Self) -> [Self::Acc; N] {
+        // SAFETY: i < N.
+        std::array::from_fn(|i| unsafe { from.wrapping_add(i).read_unaligned() }.widen())
+    }
+
+    /// `N` accumulators to elements; `F16C` as above.
+    ///
+    /// # Safety
+    /// The processor has F16C if `F16C` says so.
+    #[inline(always)]
+    unsafe fn narrow_block<const N: usize, const F16C: bool>(acc: &[Self::Acc; N]) -> [Self; N] {
+        std::array::from_fn(|i| Self::narrow(acc[i]))
+    }
 }
 
 /// How two accumulators become one.
@@ -140,6 +159,46 @@ impl Lane for Brain {
 impl Lane for Half {
     type Acc = f32;
     const SAME: bool = false;
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_block<const N: usize, const F16C: bool>(from: *const Self) -> [f32; N] {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+        let mut acc = [0.0; N];
+        if F16C && N % 8 == 0 {
+            for i in (0..N).step_by(8) {
+                // SAFETY: i + 8 <= N on both sides, and the caller promises F16C.
+                unsafe {
+                    _mm256_storeu_ps(acc.as_mut_ptr().add(i), _mm256_cvtph_ps(_mm_loadu_si128(from.wrapping_add(i).cast())))
+                };
+            }
+        } else {
+            for (i, a) in acc.iter_mut().enumerate() {
+                // SAFETY: i < N.
+                *a = unsafe { from.wrapping_add(i).read_unaligned() }.widen();
+            }
+        }
+        acc
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn narrow_block<const N: usize, const F16C: bool>(acc: &[f32; N]) -> [Self; N] {
+        use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps};
+        let mut out = [Self(0); N];
+        if F16C && N % 8 == 0 {
+            for i in (0..N).step_by(8) {
+                // SAFETY: i + 8 <= N on both sides, and the caller promises F16C.
+                unsafe {
+                    let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(acc.as_ptr().add(i)));
+                    _mm_storeu_si128(out.as_mut_ptr().add(i).cast(), halves);
+                }
+            }
+        } else {
+            for (o, a) in out.iter_mut().zip(acc) {
+                *o = Self::narrow(*a);
+            }
+        }
+        out
+    }
     #[inline(always)]
     fn widen(self) -> f32 {
         let sign = ((self.0 & 0x8000) as u32) << 16;

@@ -8,6 +8,7 @@
 mod element;
 mod kernel;
 mod lane;
+mod stream;
 
 pub use element::{Element, Kind, Op};
 
@@ -30,6 +31,16 @@ pub struct Out {
     pub ptr: *mut u8,
     /// How the elements lie there.
     pub form: Form,
+    /// Whether another processor reads it next. Stores then go past this processor's cache where they can: a line that
+    /// another one has read would first have to be taken back from it, which is several times slower.
+    pub stream: bool,
+}
+
+impl Out {
+    /// A chunk that this rank itself reads next.
+    pub fn new(ptr: *mut u8, form: Form) -> Self {
+        Self { ptr, form, stream: false }
+    }
 }
 
 /// The instruction set that [`fold`] uses on this processor.
@@ -37,9 +48,9 @@ pub struct Out {
 pub enum Isa {
     /// What the target always has (SSE2 on x86-64, NEON on aarch64).
     Baseline,
-    /// AVX2.
+    /// AVX2 and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL; needs rustc 1.89 to build.
+    /// AVX-512 F, BW, DQ and VL, and F16C; needs rustc 1.89 to build.
     Avx512,
 }
 
@@ -47,7 +58,8 @@ impl Isa {
     /// The widest that this processor has.
     pub fn detect() -> Self {
         #[cfg(all(target_arch = "x86_64", pcieipc_avx512))]
-        if std::is_x86_feature_detected!("avx512f")
+        if std::is_x86_feature_detected!("f16c")
+            && std::is_x86_feature_detected!("avx512f")
             && std::is_x86_feature_detected!("avx512bw")
             && std::is_x86_feature_detected!("avx512dq")
             && std::is_x86_feature_detected!("avx512vl")
@@ -55,14 +67,15 @@ impl Isa {
             return Self::Avx512;
         }
         #[cfg(target_arch = "x86_64")]
-        if std::is_x86_feature_detected!("avx2") {
+        if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
             return Self::Avx2;
         }
         Self::Baseline
     }
 }
 
-/// Combines `len` elements of each source with `op`, in the order listed, and stores them to every target.
+/// Combines `len` elements of each source with `op`, in the order listed, and stores them to every target. Streamed stores are
+/// ordered before all stores that follow the call.
 /// `divisor` is the number of ranks when the result is final and `op` is [`Op::Average`]; otherwise it is not looked at.
 ///
 /// # Safety

@@ -18,7 +18,7 @@ fn isas() -> Vec<Isa> {
 fn fold_vecs<T: Element>(isa: Isa, op: Op, sources: &[Vec<T>], divisor: Option<usize>) -> Vec<T> {
     let mut out = sources[0].clone();
     let ins: Vec<In> = sources.iter().map(|s| In { ptr: s.as_ptr().cast(), form: Form::Element }).collect();
-    let outs = [Out { ptr: out.as_mut_ptr().cast(), form: Form::Element }];
+    let outs = [Out::new(out.as_mut_ptr().cast(), Form::Element)];
     // SAFETY: all vectors have the same length and `isa` is one that was detected.
     unsafe { fold(isa, T::KIND, op, &ins, &outs, sources[0].len(), divisor) };
     out
@@ -75,16 +75,33 @@ fn misaligned_sources_and_targets_give_the_same_bits() {
     let bytes: Vec<u8> = (0..4 * 200 + 3).map(|i| (i * 37 % 251) as u8).collect();
     let mut want: Option<Vec<u8>> = None;
     for isa in isas() {
-        for skew in 0..3 {
+        for skew in [0, 1, 2, 3, 16, 64] {
             let mut moved = vec![0u8; skew];
             moved.extend_from_slice(&bytes[..800]);
-            let mut out = vec![0u8; 803];
+            let mut out = vec![0u8; 864];
             let ins = [In { ptr: moved[skew..].as_ptr(), form: Form::Element }; 2];
-            let outs = [Out { ptr: out[skew..].as_mut_ptr(), form: Form::Element }];
+            let outs = [Out { stream: true, ..Out::new(out[skew..].as_mut_ptr(), Form::Element) }];
             // SAFETY: 200 u32 fit behind each pointer.
             unsafe { fold(isa, Kind::U32, Op::Sum, &ins, &outs, 200, None) };
             let got = out[skew..skew + 800].to_vec();
             assert_eq!(*want.get_or_insert_with(|| got.clone()), got);
+        }
+    }
+}
+
+#[test]
+fn every_half_is_the_same_on_every_instruction_set() {
+    let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let zeros = vec![f16::from_bits(0x8000); all.len()];
+    for isa in isas() {
+        let sums = fold_vecs(isa, Op::Sum, &[all.clone(), zeros.clone()], None);
+        for (before, after) in all.iter().zip(sums) {
+            assert!(before.to_bits() == after.to_bits() || before.is_nan() && after.is_nan(), "{isa:?} {before:?}");
+        }
+        let doubled = fold_vecs(isa, Op::Sum, &[all.clone(), all.clone()], None);
+        for (before, after) in all.iter().zip(doubled) {
+            let want = f16::from_f32(before.to_f32() * 2.0);
+            assert!(want.to_bits() == after.to_bits() || want.is_nan() && after.is_nan(), "{isa:?} {before:?}");
         }
     }
 }
