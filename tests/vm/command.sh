@@ -27,7 +27,7 @@ reduce() {
 nothing_written() {
     if ls -A /tmp | grep -q 'sum.safetensors\|partial'; then verdict "$1" 1; else verdict "$1" 0; fi
 }
-user() { setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all "$@"; }
+user() { /bin/setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all "$@"; }
 first=$(pcieipc info --json | grep -o '"address":"[^"]*"' | head -n 1 | cut -d '"' -f 4)
 
 echo "1..20"
@@ -53,7 +53,7 @@ promise an_endpoint_that_is_not_there_is_refused 1 "there is no endpoint 0000:7f
 promise no_permission_on_the_node_says_who_may 1 "no permission to open /dev/pcieipc" user pcieipc info
 chmod 0666 /dev/pcieipc
 promise too_little_memlock_names_the_limit 1 "the limit of locked memory is 64 KiB" \
-    sh -c 'ulimit -l 64; mkdir -p /tmp/u; chown 1000 /tmp/u; cd /tmp/u; TMPDIR=/tmp/u exec setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all \
+    sh -c 'ulimit -l 64; mkdir -p /tmp/u; chown 1000 /tmp/u; cd /tmp/u; TMPDIR=/tmp/u exec /bin/setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all \
     pcieipc reduce --ranks 2 --transport kmod --input "/data/grads.{rank}.safetensors" --output sum --timeout 5s'
 if ls -A /tmp/u | grep -q .; then verdict too_little_memlock_writes_nothing 1; else verdict too_little_memlock_writes_nothing 0; fi
 
