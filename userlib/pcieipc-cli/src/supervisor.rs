@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::{
     failure::Failure,
     group::Group,
-    ranks::{Counters, Crew, Ending, Heard, Report, TensorDone},
+    ranks::{Counters, Crew, Ending, Heard, Report},
 };
 
 /// What a rank gets beyond its own bound to report the error that the bound produced.
@@ -133,15 +133,13 @@ impl Supervisor {
         Ok(None)
     }
 
-    /// Hears all ranks to their end.
+    /// Hears all ranks to their end; `told` gets what they say.
     ///
     /// # Errors
     /// As for [`Supervisor::next`], and Run or Use when any rank failed or died.
-    pub fn until_done(&mut self, mut tensor: impl FnMut(usize, TensorDone)) -> Result<(), Failure> {
+    pub fn until_done(&mut self, mut told: impl FnMut(usize, Report)) -> Result<(), Failure> {
         while let Some((rank, report)) = self.next()? {
-            if let Report::Tensor(done) = report {
-                tensor(rank, done);
-            }
+            told(rank, report);
         }
         self.verdict(None)
     }

@@ -6,7 +6,7 @@ use std::{
     hash::{DefaultHasher, Hasher},
     io::{self, Write},
     os::unix::fs::FileExt,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -33,7 +33,7 @@ enum Stop {
     #[error("writing the sum: {0}")]
     Output(io::Error),
     #[error("nobody was lost within {0:?}")]
-    NothingLost(std::time::Duration),
+    NothingLost(Duration),
     /// The parent does not listen any more; nobody is left to tell.
     #[error("the parent is gone: {0}")]
     Parent(io::Error),
@@ -111,7 +111,12 @@ fn reduce_all(
 ) -> Result<(), Stop> {
     let mine = own(job, files)?;
     let tensors = job.tensors.iter().map(|(name, number)| Ok((find(mine, name)?, *number))).collect::<Result<Vec<_>, Stop>>()?;
-    let mut buffers = tensors.iter().map(|(tensor, _)| mine.read(tensor)).collect::<Result<Vec<_>, _>>()?;
+    let mut progress = Progress::default();
+    let mut buffers = Vec::with_capacity(tensors.len());
+    for (tensor, _) in &tensors {
+        buffers.push(mine.read(tensor)?);
+        progress.step()?;
+    }
     let mut calls = Vec::with_capacity(tensors.len());
     for ((_, number), buffer) in tensors.iter().zip(&mut buffers) {
         let before = member.counters();
@@ -119,6 +124,7 @@ fn reduce_all(
         member.all_reduce(buffer, *number, job.timeout)?;
         let end_ns = now_ns();
         calls.push((start_ns, end_ns, member.counters().since(before)));
+        progress.step()?;
     }
     let shrunk = members.len() < files.len();
     for (index, (((tensor, number), buffer), (start_ns, end_ns, counters))) in tensors.iter().zip(&buffers).zip(calls).enumerate()
@@ -133,6 +139,25 @@ fn reduce_all(
         tell(&Report::Tensor(TensorDone { index, shrunk, start_ns, end_ns, counters, judgement, digest }))?;
     }
     Ok(())
+}
+
+/// Says now and then how far this rank is: often enough for a parent that waits, seldom enough to cost nothing.
+#[derive(Default)]
+struct Progress {
+    steps: usize,
+    told: Option<Instant>,
+}
+
+impl Progress {
+    fn step(&mut self) -> Result<(), Stop> {
+        self.steps += 1;
+        let now = Instant::now();
+        if self.told.is_none_or(|told| now - told >= Duration::from_millis(100)) {
+            self.told = Some(now);
+            tell(&Report::Progress { steps: self.steps })?;
+        }
+        Ok(())
+    }
 }
 
 fn check(

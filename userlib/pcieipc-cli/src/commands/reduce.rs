@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 use crate::{
     failure::Failure,
     group::{Group, GroupArguments},
-    ranks::Crew,
+    ranks::{Crew, Report},
     supervisor::{Interruption, Supervisor, meeting_directory},
     tally::{self, Tally},
 };
@@ -51,11 +51,21 @@ impl Reduce {
 
         let tensors = group.files.first().map_or(&[][..], |file| file.tensors());
         let mut tally = Tally::new(tensors);
-        let bar = progress(group.ranks() * tensors.len(), self.json);
+        let bar = progress(3 * group.ranks() * tensors.len(), self.json);
         let mut supervisor = Supervisor::new(crew, &group, interruption);
-        let ended = supervisor.until_done(|_, done| {
-            tally.add(done);
-            bar.set_position(tally.reports() as u64);
+        let mut steps = vec![0; group.ranks()];
+        let ended = supervisor.until_done(|rank, report| {
+            match report {
+                Report::Progress { steps: now } => {
+                    if let Some(steps) = steps.get_mut(rank) {
+                        *steps = now;
+                    }
+                }
+                Report::Tensor(done) => tally.add(done),
+                _ => {}
+            }
+            // Reading, reducing, and looking at what came out are one step each.
+            bar.set_position((steps.iter().sum::<usize>().max(2 * tally.reports()) + tally.reports()) as u64);
         });
         bar.finish_and_clear();
         ended?;
@@ -129,7 +139,7 @@ fn keep(file: NamedTempFile, output: &Path) -> Result<(), Failure> {
 
 fn progress(steps: usize, json: bool) -> ProgressBar {
     let target = if json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} tensors × ranks {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style =
+        ProgressStyle::with_template("{bar:40} {percent:>3} % {elapsed}").unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(Some(steps as u64), target).with_style(style)
 }

@@ -104,7 +104,7 @@ impl Story {
                     *slot = Some(members);
                 }
             }
-            Report::Failed { .. } | Report::Done { .. } => {}
+            Report::Progress { .. } | Report::Failed { .. } | Report::Done { .. } => {}
         }
     }
 

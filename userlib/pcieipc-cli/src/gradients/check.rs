@@ -16,7 +16,7 @@ pub struct Judgement {
 ///
 /// An element is wrong when it is farther from the float64 sum than the arithmetic allows: n − 1 additions in single precision
 /// in any order err by at most (n − 1) u/(1 − (n − 1) u) · Σ|x|, with u = 2⁻²⁴; a 16-bit type then rounds once, by half a unit of its last
-/// place. Nothing is left for a second rounding, a lost shard or a term added twice to hide in, but for terms below that bound.
+/// place. A sum that may pass the largest single-precision number on its way may end as an infinity or NaN. Nothing is left for a second rounding, a lost shard or a term added twice to hide in, but for terms below that bound.
 pub fn judge(number: Number, inputs: &[Vec<u8>], sum: &[u8]) -> Judgement {
     let mut judgement = Judgement::default();
     let width = number.bytes();
@@ -33,7 +33,10 @@ pub fn judge(number: Number, inputs: &[Vec<u8>], sum: &[u8]) -> Judgement {
         }
         let got = element(number, sum, index);
         let off = (got - exact).abs();
-        let good = if exact.is_finite() { off <= bound(number, inputs.len(), exact, size) } else { same_special(got, exact) };
+        let good = match exact.is_finite() {
+            true => off <= bound(number, inputs.len(), exact, size) || size > f64::from(f32::MAX) && !got.is_finite(),
+            false => same_special(got, exact),
+        };
         if !good {
             judgement.wrong += 1;
         }
@@ -114,6 +117,13 @@ mod tests {
         let bytes = inputs.map(|value| bf16s(&[value]));
         assert_eq!(judge(Number::Bf16, &bytes, &bf16s(&[inputs.iter().sum()])).wrong, 0);
         assert_eq!(judge(Number::Bf16, &bytes, &bf16s(&[1.0])).wrong, 1);
+    }
+
+    #[test]
+    fn an_overflow_on_the_way_is_no_error_of_the_transport() {
+        let bytes = [f32s(&[f32::MAX, 1.0]), f32s(&[f32::MAX, 1.0]), f32s(&[-f32::MAX, 1.0])];
+        assert_eq!(judge(Number::F32, &bytes, &f32s(&[f32::INFINITY, 3.0])).wrong, 0);
+        assert_eq!(judge(Number::F32, &bytes, &f32s(&[f32::MAX, f32::INFINITY])).wrong, 1);
     }
 
     #[test]

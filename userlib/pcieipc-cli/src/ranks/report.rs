@@ -89,7 +89,12 @@ pub enum Report {
         /// When they had met.
         at_ns: u64,
     },
-    /// A tensor is reduced.
+    /// Tensors read and reduced so far; now and then.
+    Progress {
+        /// Two for each tensor: read, reduced.
+        steps: usize,
+    },
+    /// A tensor is reduced, looked at and written.
     Tensor(TensorDone),
     /// A round of the rehearsal went well.
     Round {
