@@ -30,7 +30,7 @@ nothing_written() {
 user() { /bin/setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all "$@"; }
 first=$(pcieipc info --json | grep -o '"address":"[^"]*"' | head -n 1 | cut -d '"' -f 4)
 
-echo "1..20"
+echo "1..21"
 promise info_lists_free_live_endpoints 0 "$first" pcieipc info
 promise four_ranks_over_rings_give_the_float64_sum 0 '"wrong":0' reduce --ranks 4 --transport kmod --check --json
 promise auto_takes_the_module_and_says_why 0 "transport: kmod (/dev/pcieipc has a free endpoint for every rank)" reduce --ranks 4 --check
@@ -41,6 +41,10 @@ promise engines_carry_the_records 0 '"wrong":0' reduce --ranks 4 --transport kmo
 pcieipc info --json >/tmp/out
 grep -o '"dma_bytes":[0-9]*' /tmp/out | cut -d : -f 2 | awk '{ if ($1 > 0) n++ } END { exit n != 4 }'
 verdict every_engine_moved_bytes $?
+host softdev '{"cmd":"list"}' >/tmp/err
+moved() { grep -o '"dma_bytes":[0-9]*' "$1" | sort; }
+[ "$(moved /tmp/out)" = "$(moved /tmp/err)" ]
+verdict the_endpoints_registers_and_the_module_count_the_same_bytes $?
 
 promise auto_without_enough_endpoints_takes_shared_memory 0 "transport: shm (5 ranks need 5 free live endpoints, there are 4" \
     sh -c 'cp /data/grads.0.safetensors /data/grads.4.safetensors; pcieipc reduce --ranks 5 --input "/data/grads.{rank}.safetensors" --output /tmp/sum5 --check'

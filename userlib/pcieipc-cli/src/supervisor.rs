@@ -66,6 +66,12 @@ struct Fate {
     ended: Option<Ending>,
 }
 
+impl Fate {
+    fn is_known(&self) -> bool {
+        self.done || self.failed.is_some() || self.ended.is_some()
+    }
+}
+
 /// The ranks of one run, watched.
 #[derive(Debug)]
 pub struct Supervisor {
@@ -103,6 +109,10 @@ impl Supervisor {
         while self.crew.running() > 0 {
             if self.interruption.came() {
                 return Err(self.give_up("interrupted".into()));
+            }
+            if self.fates.iter().all(Fate::is_known) {
+                // Failed ranks keep their seats until everybody has said why.
+                self.crew.kill_all();
             }
             if self.hopeless.is_some_and(|at| Instant::now() >= at) {
                 self.crew.kill_all();

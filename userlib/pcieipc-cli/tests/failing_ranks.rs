@@ -54,7 +54,7 @@ impl Started {
     /// Waits until `done`, looking often.
     fn until(&self, what: &str, mut done: impl FnMut(&Self) -> bool) {
         while !done(self) {
-            assert!(self.start.elapsed() < Duration::from_secs(20), "{what} did not happen");
+            assert!(self.start.elapsed() < Duration::from_secs(60), "{what} did not happen");
             std::thread::sleep(Duration::from_micros(50));
         }
     }
@@ -94,7 +94,7 @@ fn caught_before_meeting(directory: &Path, arguments: &[String], ranks: usize) -
 fn long(ranks: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for rank in 0..ranks {
-        let tensors: Vec<_> = (0..20_000).map(|at| f32s(&format!("t{at:05}"), &[8], &[rank as f32; 8])).collect();
+        let tensors: Vec<_> = (0..6_000).map(|at| f32s(&format!("t{at:05}"), &[8], &[rank as f32; 8])).collect();
         write(&directory.path().join(format!("grads.{rank}.safetensors")), &tensors);
     }
     directory
@@ -110,7 +110,7 @@ fn a_rank_that_dies_before_the_group_meets_ends_the_run_at_once() {
     kill(run.pid(), Signal::SIGCONT).unwrap();
     let ran = run.end();
     ran.fails(1, &["rank 0 died before the group had met", "SIGKILL"]);
-    assert!(ran.took < Duration::from_secs(20), "{:?}", ran.took);
+    assert!(ran.took < Duration::from_secs(40), "{:?}", ran.took);
     assert_eq!(listing(directory.path()), before);
 }
 
@@ -123,7 +123,7 @@ fn a_rank_that_never_comes_to_the_meeting_is_named_by_the_others_within_the_boun
     kill(run.pid(), Signal::SIGCONT).unwrap();
     let ran = run.end();
     ran.fails(1, &["rank 0", "meet"]);
-    assert!(ran.took < Duration::from_secs(20), "{:?}", ran.took);
+    assert!(ran.took < Duration::from_secs(40), "{:?}", ran.took);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_rank_that_dies_in_the_middle_is_named_by_every_other_and_nothing_is_written
     kill(victim.unwrap(), Signal::SIGKILL).unwrap();
     let ran = run.end();
     ran.fails(1, &["rank 2: died (killed by SIGKILL)", "rank 0: rank 2 died", "rank 1: rank 2 died", "rank 3: rank 2 died"]);
-    assert!(ran.took < Duration::from_secs(20), "{:?}", ran.took);
+    assert!(ran.took < Duration::from_secs(40), "{:?}", ran.took);
     assert_eq!(listing(directory.path()), before);
 }
 

@@ -50,7 +50,8 @@ impl Rank {
             // It was gone before the kernel had been asked to watch it.
             return Err(Failure::Run("the process that this rank reports to is gone".into()));
         }
-        match work(&job) {
+        let mut seat = None;
+        match work(&job, &mut seat) {
             Ok(()) => Ok(()),
             Err(stop) => {
                 let (kind, bad_use) = match &stop {
@@ -61,7 +62,11 @@ impl Rank {
                     Stop::Parent(_) => ("Parent".into(), false),
                 };
                 // The parent tells the user; when it can not hear, nobody does.
-                let _ = tell(&Report::Failed { kind, text: stop.to_string(), bad_use });
+                if tell(&Report::Failed { kind, text: stop.to_string(), bad_use }).is_ok() && seat.is_some() {
+                    // A seat that is left now could be what a slower rank takes for the reason. The parent ends this process
+                    // when all ranks have spoken.
+                    std::thread::sleep(job.timeout);
+                }
                 std::process::exit(1);
             }
         }
@@ -80,10 +85,10 @@ fn tell(report: &Report) -> Result<(), Stop> {
     stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(Stop::Parent)
 }
 
-fn work(job: &Job) -> Result<(), Stop> {
+fn work(job: &Job, seat: &mut Option<Member>) -> Result<(), Stop> {
     let start_ns = now_ns();
     let files = job.inputs.iter().map(|path| GradientFile::open(path)).collect::<Result<Vec<_>, _>>()?;
-    let mut member = Member::meet(job)?;
+    let member = seat.insert(Member::meet(job)?);
     tell(&Report::Met { start_ns, at_ns: now_ns() })?;
 
     let output = match &job.output {
@@ -91,12 +96,13 @@ fn work(job: &Job) -> Result<(), Stop> {
         None => None,
     };
     let everyone: Vec<usize> = (0..job.inputs.len()).collect();
-    reduce_all(job, &files, &mut member, &everyone, output.as_ref())?;
+    reduce_all(job, &files, member, &everyone, output.as_ref())?;
     if let Some(rehearsal) = job.rehearsal {
-        rehearse(job, &files, &mut member, rehearsal)?;
+        rehearse(job, &files, member, rehearsal)?;
     }
     let counters = member.counters();
-    drop(member);
+    // Leaving in order: what is not dropped counts as died.
+    *seat = None;
     tell(&Report::Done { counters })
 }
 

@@ -2,7 +2,8 @@
 //! The parent's side: starts the ranks, hears them, and ends them all when it goes.
 
 use std::{
-    io::{self, BufRead, BufReader, Write},
+    fs::File,
+    io::{self, BufRead, BufReader, Seek, Write},
     os::unix::process::ExitStatusExt,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
@@ -65,19 +66,10 @@ impl Crew {
         let mut crew = Crew { children: Vec::with_capacity(jobs.len()), heard, running: 0 };
         for (rank, job) in jobs.iter().enumerate() {
             let mut child =
-                Command::new(&program).arg(crate::commands::rank::NAME).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-            let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+                Command::new(&program).arg(crate::commands::rank::NAME).stdin(on_a_file(job)?).stdout(Stdio::piped()).spawn()?;
+            let stdout = child.stdout.take();
             crew.children.push(child);
             crew.running += 1;
-            if let Some(mut stdin) = stdin {
-                let line = serde_json::to_vec(job)?;
-                // A rank that is dead already is heard of through its end; the pipe's error says no more.
-                if let Err(error) = stdin.write_all(&line) {
-                    if error.kind() != io::ErrorKind::BrokenPipe {
-                        return Err(error);
-                    }
-                }
-            }
             if let Some(stdout) = stdout {
                 let tell = tell.clone();
                 std::thread::spawn(move || {
@@ -135,6 +127,14 @@ impl Drop for Crew {
             let _ = child.wait();
         }
     }
+}
+
+/// The job as standard input. A file, because writing to a pipe would wait for a rank that does not read.
+fn on_a_file(job: &Job) -> io::Result<File> {
+    let mut file = tempfile::tempfile_in(&job.meeting)?;
+    file.write_all(&serde_json::to_vec(job)?)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// Waits for a process that has closed its output; kills it when it does not end.
