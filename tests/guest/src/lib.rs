@@ -9,4 +9,5 @@ pub mod machine;
 pub mod mapping;
 pub mod pci;
 pub mod session;
+pub mod stall;
 pub mod wait;

@@ -150,6 +150,18 @@ impl Session {
         Self::on(node, endpoint)
     }
 
+    /// Attaches to the `index`-th endpoint.
+    ///
+    /// # Errors
+    /// The kernel's errno.
+    pub fn try_nth(index: usize) -> Result<Self, Errno> {
+        let node = Node::open(OFlag::empty());
+        let endpoint = *node.endpoints().get(index).ok_or(Errno::ENOENT)?;
+        let attached = node.attach(endpoint, 0)?;
+        let status = node.map(attached.status_offset, PAGE, ProtFlags::PROT_READ)?;
+        Ok(Self { node, endpoint, attached, status })
+    }
+
     /// Attaches.
     pub fn on(node: Node, endpoint: u32) -> Self {
         let attached = node.attach(endpoint, 0).unwrap_or_else(|error| panic!("attach to {endpoint}: {error}"));

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Users who mean harm or are careless: they get errors, and nobody else notices.
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
+
+use guest::{
+    abi::*,
+    call::{Record, call, number, raw, request},
+    ktap, machine,
+    mapping::{Mapping, PAGE, READ_WRITE, pattern},
+    promises,
+    session::{Node, SOON, Session, living, played, signals, softdev},
+    stall::StalledPage,
+    wait,
+};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
+    poll::PollFlags,
+    sys::{
+        signal::{Signal, kill},
+        wait::waitpid,
+    },
+    unistd::{ForkResult, fork, pipe},
+};
+use serde_json::json;
+
+/// Unbind, bind, and another session's work, all while somebody sleeps in the module.
+fn nobody_else_is_held_up(session: &Session, why: &str) {
+    let (serial, function) = (session.info().serial, session.function());
+    let begin = Instant::now();
+    let other = Session::nth(1);
+    let eventfd = other.eventfd(0);
+    let channel = other.create(PAGE as u64, 0).unwrap();
+    channel.export().unwrap().ring().unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1, "{why}");
+    drop(other);
+    function.unbind().unwrap();
+    function.bind().unwrap();
+    living(serial);
+    assert!(begin.elapsed() < SOON, "{why}: {:?}", begin.elapsed());
+}
+
+fn bytes_of<T: Record>(record: &T) -> Vec<u8> {
+    // SAFETY: plain integers without padding, as `Record` demands.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>()) }.to_vec()
+}
+
+fn a_call_that_sleeps_in_its_users_memory_holds_up_nobody() {
+    let calls = [
+        ("QUERY", number::QUERY, bytes_of(&pcieipc_query { user_version: 1, user_oldest: 1, ..Record::new() })),
+        ("STATE", number::STATE, bytes_of(&pcieipc_session_state::new())),
+        ("CREATE", number::CHANNEL_CREATE, bytes_of(&pcieipc_channel_create { data_bytes: PAGE as u64, ..Record::new() })),
+        ("VECTOR_EVENTFD", number::VECTOR_EVENTFD, bytes_of(&pcieipc_vector_eventfd { fd: -1, ..Record::new() })),
+        ("RING", number::RING, bytes_of(&pcieipc_ring::new())),
+        ("RECOVER", number::RECOVER, bytes_of(&pcieipc_recover::new())),
+    ];
+    for (name, number, bytes) in calls {
+        let session = Session::nth(0);
+        let page = StalledPage::new();
+        let address = page.address().as_ptr() as usize;
+        thread::scope(|scope| {
+            let node = &session.node;
+            let sleeping = scope.spawn(move || {
+                // SAFETY: the page is longer than any structure of the ABI.
+                unsafe { raw(node, request(number), address as *mut libc::c_void) }
+            });
+            assert!(page.touched(SOON), "{name} reads its structure");
+            nobody_else_is_held_up(&session, name);
+            assert!(!sleeping.is_finished());
+            page.release(&bytes);
+            // The endpoint went meanwhile, so most answers are errors; but there is one.
+            let _ = sleeping.join().unwrap();
+        });
+    }
+}
+
+fn an_answer_that_sleeps_in_its_users_memory_holds_up_nobody() {
+    let session = Session::nth(0);
+    let page = StalledPage::new();
+    let address = page.address().as_ptr() as u64;
+    thread::scope(|scope| {
+        let node = &session.node;
+        let sleeping = scope.spawn(move || {
+            let mut list = pcieipc_enumerate { ids: address, count: 64, ..Record::new() };
+            node.call(number::ENUMERATE, &mut list)
+        });
+        assert!(page.touched(SOON), "ENUMERATE writes its ids");
+        nobody_else_is_held_up(&session, "ENUMERATE");
+        page.release(&[]);
+        assert_eq!(sleeping.join().unwrap(), Ok(()));
+    });
+}
+
+fn a_read_that_sleeps_in_its_users_memory_loses_no_event_and_holds_up_nobody() {
+    let session = Session::nth(0);
+    let function = session.function();
+    session.node.events();
+    function.reset().unwrap();
+    assert!(wait::polled(&session.node, PollFlags::POLLIN, SOON).contains(PollFlags::POLLIN));
+    let page = StalledPage::new();
+    let address = page.address().as_ptr() as usize;
+    let size = size_of::<pcieipc_event>();
+    thread::scope(|scope| {
+        let fd = session.node.as_fd().as_raw_fd();
+        let sleeping = scope.spawn(move || {
+            // SAFETY: the page is longer than one record.
+            Errno::result(unsafe { libc::read(fd, address as *mut libc::c_void, size) })
+        });
+        assert!(page.touched(SOON), "read() writes a record");
+        nobody_else_is_held_up(&session, "read");
+        page.release(&[]);
+        let read = sleeping.join().unwrap();
+        assert!(read == Ok(size as isize) || read == Err(Errno::EFAULT), "{read:?}");
+    });
+    let rest = session.node.events();
+    let sequences: Vec<u64> = rest.iter().map(|event| event.sequence).collect();
+    assert!(sequences.windows(2).all(|pair| pair[1] == pair[0] + 1), "{sequences:?}");
+}
+
+fn a_read_into_bad_memory_consumes_nothing() {
+    let session = Session::nth(0);
+    session.node.events();
+    session.function().reset().unwrap();
+    assert!(wait::polled(&session.node, PollFlags::POLLIN, SOON).contains(PollFlags::POLLIN));
+    let size = size_of::<pcieipc_event>();
+    // SAFETY: nothing is at address 0.
+    let read = unsafe { libc::read(session.node.as_fd().as_raw_fd(), std::ptr::null_mut(), size) };
+    assert_eq!(Errno::result(read), Err(Errno::EFAULT));
+    let events = session.node.events();
+    let first = events.iter().find(|event| event.kind == PCIEIPC_EVENT_STATE).unwrap_or_else(|| panic!("{events:?}"));
+    assert_eq!(first.detail[1], u64::from(PCIEIPC_STATE_RECOVERING), "the event is still there");
+    call(&session.node, number::RECOVER, &mut pcieipc_recover::new()).unwrap();
+}
+
+/// xorshift64: the run can be repeated.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+fn a_hundred_thousand_random_calls_break_nothing() {
+    let session = Session::nth(0);
+    let channels = [0; 3].map(|_| session.create(PAGE as u64, 0).unwrap());
+    let export = channels[0].export().unwrap();
+    let sizes = [16usize, 24, 32, 40, 48, 56, 64, 88, 168, 256];
+    let mut random = Random(0x5eed);
+    let mut accepted = 0;
+    for _ in 0..100_000 {
+        let choice = random.next();
+        // Resets and removals are an administrator's, and tested elsewhere.
+        let number = match (choice >> 8) as u8 & 0x47 | (choice >> 16) as u8 & 0x10 {
+            number::ADMIN => number::QUERY,
+            number => number,
+        };
+        let mut words = [0u64; 32];
+        for word in &mut words {
+            let value = random.next();
+            // Small values and zeroes get further than noise.
+            *word = match value & 7 {
+                0..4 => 0,
+                4 | 5 => value >> 8 & 0xf,
+                6 => value >> 8 & 0xffff,
+                _ => value,
+            };
+        }
+        let size = sizes[(choice >> 24) as usize % sizes.len()];
+        words[0] = size as u64;
+        let fd = if choice & 1 == 0 { session.node.as_fd() } else { export.as_fd() };
+        // SAFETY: the size is at most that of the words. Pointers inside them are small or noise, never an address of ours:
+        // those are above 4 GiB and below 2^47, and a word is either under 2^16 or has 64 random bits.
+        let outcome = unsafe { raw(fd, request(number), words.as_mut_ptr().cast()) };
+        accepted += u32::from(outcome.is_ok());
+    }
+    assert!(accepted > 1000, "only {accepted} were accepted: the fuzzer does not get far enough");
+    println!("# {accepted} accepted");
+    drop((export, session));
+    let session = Session::nth(0);
+    let eventfd = session.eventfd(0);
+    session.ring(0).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1);
+}
+
+fn a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state() {
+    let session = Session::nth(0);
+    let watcher = Node::open(OFlag::empty());
+    session.node.events();
+    let (function, room) = (session.function(), session.node.query().event_queue);
+    let resets = room / 2 + 10;
+    for _ in 0..resets {
+        function.reset().unwrap();
+    }
+    for node in [&session.node, &watcher] {
+        let events = node.events();
+        let lost: u64 = events.iter().filter(|event| event.kind == PCIEIPC_EVENT_LOST).map(|event| event.detail[0]).sum();
+        let told = events.iter().filter(|event| event.kind != PCIEIPC_EVENT_LOST).count() as u64;
+        assert!(lost > 0, "{} events of {room}", events.len());
+        assert_eq!(told + lost, u64::from(2 * resets), "each event was told or counted as lost");
+        let mut expected = None;
+        for event in &events {
+            if event.kind != PCIEIPC_EVENT_LOST {
+                assert!(expected.is_none_or(|expected| event.sequence >= expected), "{events:?}");
+                expected = Some(event.sequence + 1);
+            }
+        }
+        let last = events.iter().rfind(|event| event.kind == PCIEIPC_EVENT_STATE).unwrap();
+        assert_eq!(last.detail[1], u64::from(PCIEIPC_STATE_LIVE), "the last state is never lost");
+    }
+    assert!(session.session_state().unwrap().events_lost > 0);
+}
+
+fn two_readers_of_one_session_share_its_events() {
+    let session = Session::nth(0);
+    session.node.events();
+    let function = session.function();
+    for _ in 0..3 {
+        function.reset().unwrap();
+    }
+    let mut all: Vec<u64> = thread::scope(|scope| {
+        let readers =
+            [0; 2].map(|_| scope.spawn(|| (0..3).map(|_| session.node.read_event().unwrap().sequence).collect::<Vec<_>>()));
+        readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect()
+    });
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 6);
+}
+
+fn ringing_too_often_is_eagain_and_works_again_soon() {
+    let session = Session::nth(0);
+    let limit = session.node.query().doorbells_per_second;
+    let mut refused = 0;
+    for _ in 0..4 * limit {
+        match session.ring(0) {
+            Ok(()) => {}
+            Err(Errno::EAGAIN) => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(refused > 0, "none of {} rings refused", 4 * limit);
+    assert!(wait::until(SOON, || session.ring(0).is_ok()));
+    let other = Session::nth(1);
+    other.ring(0).unwrap();
+}
+
+fn a_storm_of_interrupts_is_masked_told_and_over() {
+    let session = Session::nth(0);
+    let eventfd = session.eventfd(0);
+    session.node.events();
+    let endpoint = played(session.info().serial)["endpoint"].clone();
+    softdev(&json!({"cmd": "repeat", "endpoint": endpoint, "count": 1, "times": 10_000}));
+    session.ring(0).unwrap();
+    // QEMU may merge interrupts, so that a storm of messages need not be one of interrupts; then it is not to be told.
+    let interrupts = session.info().interrupts;
+    thread::sleep(Duration::from_secs(1));
+    let events = session.node.events();
+    let storms = events.iter().filter(|event| event.kind == PCIEIPC_EVENT_STORM).count();
+    println!("# {} interrupts, {storms} storms told", session.info().interrupts - interrupts);
+    signals(&eventfd, Duration::ZERO);
+    let works = wait::until(SOON, || {
+        // A doorbell that falls into the masked while is not lost either, but this looks at the next.
+        let _ = session.ring(0);
+        signals(&eventfd, Duration::from_millis(200)) > 0
+    });
+    assert!(works, "the vector stays masked");
+    assert_eq!(session.state().0, PCIEIPC_STATE_LIVE);
+}
+
+fn a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    let eventfd = session.eventfd(2);
+    let bell = session.node.get(number::DOORBELL_MAP, pcieipc_doorbell { vector: 2, ..Record::new() });
+    assert_eq!(bell.width, 4);
+    let page = session.node.map(bell.map_offset, PAGE, READ_WRITE).unwrap();
+    let other_vector = session.eventfd(3);
+    page.store32(bell.page_offset as usize, bell.value as u32);
+    assert_eq!(signals(&eventfd, SOON), 1);
+    assert_eq!(signals(&other_vector, Duration::ZERO), 0);
+    function.unbind().unwrap();
+    for _ in 0..100 {
+        page.store32(bell.page_offset as usize, bell.value as u32);
+    }
+    function.bind().unwrap();
+    living(serial);
+    let next = Session::nth(0);
+    let new = next.eventfd(2);
+    page.store32(bell.page_offset as usize, bell.value as u32);
+    assert_eq!(signals(&new, Duration::from_millis(200)), 0, "an old mapping does not ring the new life");
+}
+
+fn ring_memory_can_be_pinned_as_registration_with_a_gpu_or_a_network_card_does() {
+    let session = Session::nth(0);
+    let channel = session.create(1 << 16, 0).unwrap();
+    let [writer, ..] = channel.export().unwrap().maps();
+    writer.fill(6);
+    let mut copied = vec![0u8; 1 << 16];
+    let local = libc::iovec { iov_base: copied.as_mut_ptr().cast(), iov_len: copied.len() };
+    let remote = libc::iovec { iov_base: writer.address().as_ptr(), iov_len: writer.len() };
+    // SAFETY: both ranges are ours; the local one is used by nobody else.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    assert_eq!(Errno::result(read), Ok(1 << 16), "get_user_pages refuses the mapping");
+    for (index, word) in copied.chunks_exact(8).enumerate() {
+        assert_eq!(word, pattern(6, 8 * index).to_ne_bytes());
+    }
+}
+
+fn killed_processes_leave_nothing_behind() {
+    let serial = Session::nth(0).info().serial;
+    for round in 0..10 {
+        let (ready, tell) = pipe().unwrap();
+        // SAFETY: the child touches only what it made itself.
+        let child = match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let session = Session::nth(0);
+                let channel = session.create(1 << 20, 0).unwrap();
+                let export = channel.export().unwrap();
+                let maps = export.maps();
+                maps[0].fill(round);
+                nix::unistd::write(&tell, &[1]).unwrap();
+                session.node.events();
+                let _ = wait::polled(&export, PollFlags::empty(), Duration::from_secs(60));
+                let _ = session.node.read_event();
+                // SAFETY: leaves at once.
+                unsafe { libc::_exit(0) }
+            }
+            ForkResult::Parent { child } => child,
+        };
+        drop(tell);
+        nix::unistd::read(&ready, &mut [0]).unwrap();
+        assert_eq!(Session::try_nth(0).map(drop), Err(Errno::EBUSY));
+        kill(child, Signal::SIGKILL).unwrap();
+        waitpid(child, None).unwrap();
+        assert!(wait::until(SOON, || Session::try_nth(0).is_ok()), "the endpoint is free again");
+        assert!(wait::until(SOON, || played(serial)["rings"] == 0), "its rings are forgotten");
+    }
+}
+
+fn descriptors_are_closed_on_exec() {
+    let session = Session::nth(0);
+    let channel = session.create(PAGE as u64, 0).unwrap();
+    let export = channel.export().unwrap();
+    let flags = FdFlag::from_bits_truncate(fcntl(&export, FcntlArg::F_GETFD).unwrap());
+    assert!(flags.contains(FdFlag::FD_CLOEXEC));
+}
+
+fn a_writer_cannot_reach_past_its_channel_by_any_offset() {
+    let session = Session::nth(0);
+    let channels = [0; 2].map(|_| session.create(PAGE as u64, 0).unwrap());
+    let export = channels[0].export().unwrap();
+    let info = export.info().unwrap();
+    let own = [info.data_offset, info.tail_offset, info.head_offset, info.status_offset];
+    let foreign = [channels[1].made.data_offset, channels[1].made.tail_offset, channels[1].made.head_offset];
+    let secret = session.node.map(channels[1].made.head_offset, PAGE, READ_WRITE).unwrap();
+    secret.fill(0x5ec);
+    let candidates = (0..4096u64).map(|page| page * PAGE as u64).chain(foreign).chain((12..47).map(|bit| 1 << bit));
+    for offset in candidates.filter(|offset| !own.contains(offset)) {
+        if let Ok(mapping) = Mapping::new(&export, offset, PAGE, nix::sys::mman::ProtFlags::PROT_READ) {
+            assert!(mapping.differences(0x5ec) > 0, "offset {offset:#x} shows another channel");
+            assert!(Mapping::new(&export, offset, PAGE, READ_WRITE).is_err(), "offset {offset:#x} can be written");
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    ktap::main(
+        promises![
+            a_call_that_sleeps_in_its_users_memory_holds_up_nobody,
+            an_answer_that_sleeps_in_its_users_memory_holds_up_nobody,
+            a_read_that_sleeps_in_its_users_memory_loses_no_event_and_holds_up_nobody,
+            a_read_into_bad_memory_consumes_nothing,
+            a_hundred_thousand_random_calls_break_nothing,
+            a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state,
+            two_readers_of_one_session_share_its_events,
+            ringing_too_often_is_eagain_and_works_again_soon,
+            a_storm_of_interrupts_is_masked_told_and_over,
+            a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal,
+            ring_memory_can_be_pinned_as_registration_with_a_gpu_or_a_network_card_does,
+            killed_processes_leave_nothing_behind,
+            descriptors_are_closed_on_exec,
+            a_writer_cannot_reach_past_its_channel_by_any_offset,
+        ],
+        machine::repair,
+    )
+}
