@@ -10,7 +10,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    sys::mman::{MapFlags, ProtFlags, mmap, mprotect, munmap},
+    sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap},
 };
 
 /// Bytes of a page.
@@ -48,6 +48,17 @@ impl Mapping {
         let size = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let start = unsafe { mmap(None, size, protection, flags, fd, offset as libc::off_t) }?;
+        Ok(Self { start: start.cast(), len })
+    }
+
+    /// Memory of the process alone.
+    ///
+    /// # Errors
+    /// The kernel's errno.
+    pub fn anonymous(len: usize) -> Result<Self, Errno> {
+        let size = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let start = unsafe { mmap_anonymous(None, size, READ_WRITE, MapFlags::MAP_PRIVATE) }?;
         Ok(Self { start: start.cast(), len })
     }
 

@@ -10,7 +10,7 @@ use std::{
 use nix::{errno::Errno, poll::PollFlags};
 
 use crate::{
-    mapping::{Mapping, PAGE, READ_WRITE},
+    mapping::{Mapping, PAGE},
     wait,
 };
 
@@ -36,9 +36,7 @@ impl StalledPage {
         let fd = Errno::result(fd).unwrap_or_else(|error| panic!("userfaultfd: {error}"));
         // SAFETY: the kernel has just made this descriptor for us.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        let zero = std::fs::File::open("/dev/zero").unwrap_or_else(|error| panic!("/dev/zero: {error}"));
-        let memory = Mapping::with_flags(&zero, 0, PAGE, READ_WRITE, nix::sys::mman::MapFlags::MAP_PRIVATE);
-        let memory = memory.unwrap_or_else(|error| panic!("mmap: {error}"));
+        let memory = Mapping::anonymous(PAGE).unwrap_or_else(|error| panic!("mmap: {error}"));
         let stalled = Self { fd, memory };
         stalled.order(UFFDIO_API, &mut [0xaa, 0, 0]);
         let address = stalled.address().as_ptr() as u64;

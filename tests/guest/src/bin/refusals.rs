@@ -2,7 +2,7 @@
 //! What the ABI refuses, and with which errno.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     os::fd::{AsFd, AsRawFd},
     process::ExitCode,
 };
@@ -118,8 +118,7 @@ struct Fence(Mapping);
 
 impl Fence {
     fn new() -> Self {
-        let zero = File::open("/dev/zero").unwrap();
-        let memory = Mapping::with_flags(&zero, 0, 2 * PAGE, READ_WRITE, MapFlags::MAP_PRIVATE).unwrap();
+        let memory = Mapping::anonymous(2 * PAGE).unwrap();
         // SAFETY: the second page is ours and nothing refers to it.
         unsafe { nix::sys::mman::mprotect(memory.address().byte_add(PAGE), PAGE, ProtFlags::PROT_NONE) }.unwrap();
         Self(memory)
