@@ -4,8 +4,12 @@
 //!
 //! The kernel knows three areas, data, tail and head, and who may write which; what is in them is the users' business.
 
-use crate::{bucket::Bucket, endpoint::Endpoint, eventfd::EventFd, limits, memory::Pages};
+use crate::{
+    bucket::Bucket, distance, endpoint::Endpoint, eventfd::EventFd, hardware::Source, inline, limits, mapping::Segment,
+    memory::Pages, mmap, window::Window,
+};
 use kernel::{
+    bindings,
     fs::File,
     new_mutex, new_spinlock_irq,
     page::PAGE_SIZE,
@@ -23,6 +27,52 @@ struct Importers {
     list: KVec<(Arc<Endpoint>, u64)>,
 }
 
+/// Where a channel's data area is.
+#[derive(Clone)]
+pub(crate) enum Data {
+    /// In host memory, which outlives the device.
+    Host(Arc<Pages>),
+    /// In the endpoint's own memory.
+    Device(Arc<Window>),
+}
+
+impl Data {
+    /// Its size.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Host(pages) => pages.bytes(),
+            Self::Device(window) => window.bytes,
+        }
+    }
+
+    /// What its own endpoint's engine is told.
+    fn own(&self) -> Source<'_> {
+        match self {
+            Self::Host(pages) => Source::Pages(pages),
+            Self::Device(window) => Source::Own(Segment { address: window.start, bytes: window.bytes }),
+        }
+    }
+
+    /// Maps it into a new VMA.
+    ///
+    /// # Errors
+    ///
+    /// As [`mmap::map`] and [`Window::map`].
+    ///
+    /// # Safety
+    ///
+    /// As [`mmap::map`].
+    pub(crate) unsafe fn map(&self, vma: *mut bindings::vm_area_struct, first: usize, writable: bool) -> Result {
+        // SAFETY: By the requirements of this function.
+        unsafe {
+            match self {
+                Self::Host(pages) => mmap::map(vma, pages, first, writable),
+                Self::Device(window) => window.map(vma, writable),
+            }
+        }
+    }
+}
+
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct Channel {
@@ -33,7 +83,7 @@ pub(crate) struct Channel {
     /// The reader's endpoint.
     pub(crate) endpoint: Arc<Endpoint>,
     /// The data area.
-    pub(crate) data: Arc<Pages>,
+    pub(crate) data: Data,
     /// The writer's page.
     pub(crate) tail: Arc<Pages>,
     /// The reader's page.
@@ -54,6 +104,8 @@ pub(crate) struct Channel {
     #[pin]
     importers: Mutex<Importers>,
     closed: Atomic<u32>,
+    /// 1 until importers were let go.
+    importable: Atomic<u32>,
     /// Limits the rings through the descriptor.
     bucket: Bucket,
 }
@@ -64,13 +116,24 @@ impl Channel {
     /// # Errors
     ///
     /// As [`Pages::charged`] and [`Endpoint::map`].
-    pub(crate) fn new(endpoint: &Arc<Endpoint>, generation: u64, id: u32, vector: u32, data_bytes: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        endpoint: &Arc<Endpoint>,
+        generation: u64,
+        id: u32,
+        vector: u32,
+        data_bytes: u64,
+        device_memory: bool,
+    ) -> Result<Arc<Self>> {
         let node = endpoint.identity.numa_node;
-        let data = Pages::charged((data_bytes / PAGE_SIZE as u64) as usize, node)?;
+        let data = if device_memory {
+            Data::Device(Window::new(endpoint, generation, data_bytes)?)
+        } else {
+            Data::Host(Pages::charged((data_bytes / PAGE_SIZE as u64) as usize, node)?)
+        };
         let tail = Pages::charged(1, node)?;
         let head = Pages::charged(1, node)?;
         let waiters = PollCondVarBox::new(c"pcieipc_writer", kernel::static_lock_class!())?;
-        let (key, segments) = endpoint.map(&data, generation, (id & 0x7fff) << 16)?;
+        let (key, segments) = endpoint.map(data.own(), generation, (id & 0x7fff) << 16)?;
         let channel = Arc::pin_init(
             pin_init!(Self {
                 id,
@@ -88,6 +151,7 @@ impl Channel {
                 writer <- new_spinlock_irq!(None, "pcieipc_writer"),
                 importers <- new_mutex!(Importers { open: true, list: KVec::new() }, "pcieipc_importers"),
                 closed: Atomic::new(0),
+                importable: Atomic::new(1),
                 bucket: Bucket::new(),
             }),
             GFP_KERNEL,
@@ -99,7 +163,13 @@ impl Channel {
 
     /// Pages that its maker is charged for.
     pub(crate) fn charged_bytes(&self) -> u64 {
-        self.data.bytes() + self.tail.bytes() + self.head.bytes()
+        let data = if self.is_device_memory() { 0 } else { self.data.bytes() };
+        data + self.tail.bytes() + self.head.bytes()
+    }
+
+    /// Whether the data area is in the endpoint's own memory.
+    pub(crate) fn is_device_memory(&self) -> bool {
+        matches!(self.data, Data::Device(_))
     }
 
     /// The generation of the reader's session.
@@ -110,6 +180,9 @@ impl Channel {
     /// The reader goes on in a new generation.
     pub(crate) fn recover(&self, generation: u64) {
         self.generation.store(generation, Release);
+        if let Data::Device(window) = &self.data {
+            window.set_generation(generation);
+        }
         self.wake_writer();
     }
 
@@ -185,6 +258,10 @@ impl Channel {
     pub(crate) fn ring(&self) -> Result {
         self.check()?;
         self.bucket.take(limits::doorbells_per_second())?;
+        if self.is_device_memory() {
+            // What was stored through a write-combining mapping goes first.
+            inline::wmb();
+        }
         self.endpoint.ring(self.vector)
     }
 
@@ -192,15 +269,22 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::map`]; `ENODEV` when the channel is closed.
+    /// As [`Endpoint::map`]; `ENODEV` when the channel is closed; `EOPNOTSUPP` for device memory that the engine does not reach directly.
     pub(crate) fn import(&self, endpoint: &Arc<Endpoint>, generation: u64, id: u32) -> Result<u64> {
+        let source = match &self.data {
+            Data::Device(window) if !Arc::ptr_eq(endpoint, &self.endpoint) => {
+                distance::check_direct(endpoint, &self.endpoint)?;
+                Source::Peer(Segment { address: window.bus_address(), bytes: window.bytes })
+            }
+            data => data.own(),
+        };
         let mut importers = self.importers.lock();
         if !importers.open {
             return Err(ENODEV);
         }
         importers.list.reserve(1, GFP_KERNEL)?;
         let tag = crate::hardware::FOREIGN | (id & 0x7fff) << 16;
-        let (key, _) = endpoint.map(&self.data, generation, tag)?;
+        let (key, _) = endpoint.map(source, generation, tag)?;
         // Cannot fail, room was reserved.
         let _ = importers.list.push((endpoint.clone(), key), GFP_KERNEL);
         Ok(key)
@@ -216,20 +300,34 @@ impl Channel {
         drop(entry);
     }
 
-    /// The reader destroys it: no device reaches its memory any more; users keep what they mapped.
-    pub(crate) fn close(self: &Arc<Self>) {
-        if self.closed.cmpxchg(0, 1, Full).is_err() {
-            return;
-        }
+    /// Whether engines of other endpoints may reach, or come to reach, the data area.
+    pub(crate) fn is_importable(&self) -> bool {
+        self.importable.load(Acquire) != 0
+    }
+
+    /// No engine of another endpoint reaches the data area any more, and none will.
+    pub(crate) fn drop_importers(&self) {
         let list = {
             let mut importers = self.importers.lock();
             importers.open = false;
+            self.importable.store(0, Release);
             core::mem::replace(&mut importers.list, KVec::new())
         };
         for (endpoint, key) in list.iter() {
             endpoint.unmap(*key);
         }
+    }
+
+    /// The reader destroys it: no device reaches its memory any more; users keep what they mapped.
+    pub(crate) fn close(self: &Arc<Self>) {
+        if self.closed.cmpxchg(0, 1, Full).is_err() {
+            return;
+        }
+        self.drop_importers();
         self.endpoint.disown(self);
+        if let Data::Device(window) = &self.data {
+            window.set_generation(0);
+        }
         self.wake_writer();
     }
 }

@@ -2,7 +2,7 @@
 
 //! How far two endpoints are from each other on the PCIe tree, and what makes it so.
 
-use crate::{endpoint::Endpoint, uapi};
+use crate::{endpoint::Endpoint, limits, uapi};
 use core::ptr;
 use kernel::{bindings, prelude::*};
 
@@ -59,6 +59,27 @@ unsafe fn redirects(port: *mut bindings::pci_dev) -> bool {
             && control != !0
             && u32::from(control) & REDIRECT != 0
     }
+}
+
+/// Whether `from`'s engine reaches `to`'s BARs below a common switch, by bus addresses.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP`, with the reason in the kernel log.
+pub(crate) fn check_direct(from: &Endpoint, to: &Endpoint) -> Result {
+    let mut far = uapi::pcieipc_distance::default();
+    measure(from, to, &mut far)?;
+    let reason = if far.reasons & uapi::PCIEIPC_FAR_HOST_BRIDGE != 0 {
+        "the host bridge is between them"
+    } else if far.reasons & uapi::PCIEIPC_FAR_ACS_REDIRECT != 0 {
+        "ACS redirects peer traffic to the root"
+    } else if far.p2p == 0 {
+        "the kernel allows no peer traffic between them"
+    } else {
+        return Ok(());
+    };
+    limits::say(|| dev_info!(from.pdev, "does not reach {} directly: {reason}\n", to.address()));
+    Err(EOPNOTSUPP)
 }
 
 /// DISTANCE.

@@ -36,6 +36,7 @@ pub(crate) struct Bound<'bound> {
     monitor: Running,
     _node: EndpointNode,
     endpoint: Arc<Endpoint>,
+    _memory: Memtype,
     _disable: Enabled,
 }
 
@@ -58,6 +59,29 @@ impl Drop for Enabled {
     fn drop(&mut self) {
         // SAFETY: The device is valid until the driver core has let go of it, which is after this drop.
         unsafe { bindings::pci_disable_device(self.0) };
+    }
+}
+
+/// The endpoint's memory, which may be mapped write-combining; without that it is mapped uncached, which is as right but slower.
+struct Memtype {
+    start: u64,
+    bytes: u64,
+}
+
+impl Memtype {
+    fn new(start: u64, bytes: u64) -> Self {
+        // SAFETY: The range is a BAR of a device that is being probed.
+        let reserved = bytes > 0 && unsafe { bindings::arch_io_reserve_memtype_wc(start, bytes) } == 0;
+        Self { start, bytes: if reserved { bytes } else { 0 } }
+    }
+}
+
+impl Drop for Memtype {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: Reserved in `new`. No mapping of the memory is left: unbind zapped them, and they do not come back.
+            unsafe { bindings::arch_io_free_memtype_wc(self.start, self.bytes) };
+        }
     }
 }
 
@@ -139,6 +163,7 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     // SAFETY: The device is being probed. This is the state that a recovery restores.
     unsafe { bindings::pci_save_state(pci_raw(pdev)) };
     engine::enable(&endpoint)?;
+    let memory = Memtype::new(endpoint.memory_start, endpoint.memory_bytes);
     let irqs = request_irqs(&vectors, &endpoint)?;
     let monitor = Running::new(endpoint.clone())?;
     registry::add(&endpoint)?;
@@ -147,7 +172,7 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
         endpoint.unbind();
     })?;
     dev_info!(pdev, "endpoint {} ({} vectors, generation {})\n", endpoint.id, wanted, endpoint.status.generation());
-    Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, _node: node, endpoint, _disable: enabled })
+    Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, _node: node, endpoint, _memory: memory, _disable: enabled })
 }
 
 fn chosen_profile(pdev: &pci::Device<device::Bound>) -> Result<Profile> {

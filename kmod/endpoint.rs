@@ -88,6 +88,10 @@ pub(crate) struct Endpoint {
     pub(crate) iommu: iommu::View,
     /// Bytes of its own memory.
     pub(crate) memory_bytes: u64,
+    /// Where its memory starts as the processor sees it.
+    pub(crate) memory_start: u64,
+    /// What is added to an address of the processor to give the bus address, for peers.
+    pub(crate) bus_offset: u64,
     /// Bus-side start of the doorbell BAR as the processor sees it, for mapped doorbells.
     pub(crate) doorbell_start: u64,
     /// State and generation.
@@ -148,6 +152,9 @@ impl Endpoint {
             list.push(KBox::pin_init(Vector::new(index), GFP_KERNEL)?, GFP_KERNEL)?;
         }
         let memory_bytes = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_len(bar))?;
+        let memory_start = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_start(bar))?;
+        // SAFETY: The device is being probed; what this sets up ends with the binding.
+        let bus_offset = unsafe { peer_offset(raw, profile.doorbell.bar) }?;
         let doorbell_start = pdev.resource_start(profile.doorbell.bar)?;
         let link = Link::new(raw);
         let status = Status::new(state::LIVE, registry::next_generation())?;
@@ -164,6 +171,8 @@ impl Endpoint {
                 profile,
                 iommu,
                 memory_bytes,
+                memory_start,
+                bus_offset,
                 doorbell_start,
                 status,
                 vectors: list,
@@ -211,6 +220,7 @@ impl Endpoint {
         self.status.set(to, generation);
         trace::state(self.id, from, to, generation);
         self.zap_bells();
+        self.zap_windows();
         self.tell(kind::STATE, [u64::from(from), u64::from(to), 0, 0]);
         for vector in self.vectors.iter() {
             vector.wake();
@@ -295,6 +305,21 @@ impl Endpoint {
             // Replaced in probe by what the register held.
             BellValue::OwnId { .. } => 0,
         }
+    }
+
+    /// Where another endpoint's engine rings `vector`, and with what. Only 4-byte doorbells.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for other doorbells.
+    pub(crate) fn bell_address(&self, vector: u32) -> Result<(u64, u32)> {
+        let index = crate::inline::checked_index(vector, self.vectors.len())?;
+        let bell = &self.profile.doorbell;
+        if bell.width != 4 {
+            return Err(EOPNOTSUPP);
+        }
+        let address = self.doorbell_start.wrapping_add(bell.offset_of(index) as u64).wrapping_add(self.bus_offset);
+        Ok((address, self.bell_value(index)))
     }
 
     /// Acknowledges an interrupt at a device that wants it. False when it was not this device's.
@@ -401,6 +426,24 @@ impl Endpoint {
         let listed = self.hardware.lock().disown(channel);
         drop(listed);
         self.unmap(channel.key);
+    }
+}
+
+/// What is added to an address in a BAR to give the address that a peer below the same switch uses.
+///
+/// # Errors
+///
+/// `ENOMEM` without memory.
+///
+/// # Safety
+///
+/// `pdev` is being probed.
+unsafe fn peer_offset(pdev: *mut bindings::pci_dev, bar: u32) -> Result<u64> {
+    // SAFETY: By the requirements of this function; a provider lives as long as the binding.
+    unsafe {
+        kernel::error::to_result(bindings::pcim_p2pdma_init(pdev))?;
+        let provider = bindings::pcim_p2pdma_provider(pdev, bar as i32);
+        Ok(if provider.is_null() { 0 } else { (*provider).bus_offset })
     }
 }
 

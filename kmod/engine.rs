@@ -5,7 +5,7 @@
 //! The lock of the hardware is held only to start a piece, never while the engine runs, so unbind and error recovery do not
 //! wait for a copy. Whoever takes a ring away stops the engine first.
 
-use crate::{endpoint::Endpoint, hardware::Hardware, profile::Engine, uapi::state};
+use crate::{endpoint::Endpoint, hardware::Hardware, limits, profile::Engine, uapi::state};
 use kernel::{
     bindings,
     prelude::*,
@@ -27,12 +27,18 @@ mod soft {
     pub(super) const LEN: usize = 0x110;
     pub(super) const LEN_MAX: u64 = 0x40_0000;
     pub(super) const FLAGS: usize = 0x114;
+    pub(super) const FLAGS_SRC_OWN: u32 = 1 << 0;
+    pub(super) const FLAGS_DST_OWN: u32 = 1 << 1;
     pub(super) const FLAGS_RAISE: u32 = 1 << 2;
+    pub(super) const FLAGS_BELL: u32 = 1 << 3;
     pub(super) const VECTOR: usize = 0x118;
     pub(super) const START: usize = 0x11c;
     pub(super) const RESULT: usize = 0x120;
     pub(super) const RESULT_DONE: u32 = 2;
     pub(super) const RESULT_ERROR: u32 = 3;
+    pub(super) const ERROR: usize = 0x124;
+    pub(super) const BELL: usize = 0x128;
+    pub(super) const BELL_VALUE: usize = 0x130;
     pub(super) const STOP: usize = 0x134;
 }
 
@@ -134,6 +140,8 @@ pub(crate) struct Request {
     pub(crate) timeout_ms: u32,
     /// The session's generation.
     pub(crate) generation: u64,
+    /// Bus address of a doorbell that the engine rings after the last piece, and what it stores there.
+    pub(crate) bell: Option<(u64, u32)>,
 }
 
 /// Copies with the endpoint's engine. Returns when the engine has finished or is stopped.
@@ -175,21 +183,32 @@ fn copy_pieces(endpoint: &Endpoint, request: &Request) -> Result {
 fn start_piece(endpoint: &Endpoint, request: &Request, done: u64) -> Result<u64> {
     let hardware = endpoint.hardware.lock();
     check(endpoint, &hardware, request)?;
-    let from = hardware.mapping(request.from.key).ok_or(ENOENT)?;
-    let to = hardware.mapping(request.to.key).ok_or(ENOENT)?;
-    let from = from.locate(request.from.offset + done).ok_or(EINVAL)?;
-    let to = to.locate(request.to.offset + done).ok_or(EINVAL)?;
+    let source = hardware.mapping(request.from.key).ok_or(ENOENT)?;
+    let target = hardware.mapping(request.to.key).ok_or(ENOENT)?;
+    let from = source.locate(request.from.offset + done).ok_or(EINVAL)?;
+    let to = target.locate(request.to.offset + done).ok_or(EINVAL)?;
     let bytes = (request.bytes - done).min(from.bytes).min(to.bytes).min(soft::LEN_MAX);
     let registers = &endpoint.registers;
     registers.write64(soft::BAR, soft::SRC, from.address)?;
     registers.write64(soft::BAR, soft::DST, to.address)?;
     registers.write32(soft::BAR, soft::LEN, bytes as u32)?;
+    let mut flags = 0;
+    if source.own_memory {
+        flags |= soft::FLAGS_SRC_OWN;
+    }
+    if target.own_memory {
+        flags |= soft::FLAGS_DST_OWN;
+    }
     if let Some(vector) = endpoint.profile.engine_vector {
         registers.write32(soft::BAR, soft::VECTOR, vector)?;
-        registers.write32(soft::BAR, soft::FLAGS, soft::FLAGS_RAISE)?;
-    } else {
-        registers.write32(soft::BAR, soft::FLAGS, 0)?;
+        flags |= soft::FLAGS_RAISE;
     }
+    if let Some((address, value)) = request.bell.filter(|_| done + bytes == request.bytes) {
+        registers.write64(soft::BAR, soft::BELL, address)?;
+        registers.write32(soft::BAR, soft::BELL_VALUE, value)?;
+        flags |= soft::FLAGS_BELL;
+    }
+    registers.write32(soft::BAR, soft::FLAGS, flags)?;
     endpoint.finished.forget();
     registers.write32(soft::BAR, soft::START, 1)?;
     Ok(bytes)
@@ -213,7 +232,11 @@ fn wait_piece(endpoint: &Endpoint, request: &Request, deadline: u64) -> Result {
         }
         match endpoint.registers.read32(soft::BAR, soft::RESULT)? {
             soft::RESULT_DONE => return Ok(()),
-            soft::RESULT_ERROR => return Err(EREMOTEIO),
+            soft::RESULT_ERROR => {
+                let why = endpoint.registers.read32(soft::BAR, soft::ERROR)?;
+                limits::say(|| dev_info!(endpoint.pdev, "the engine reports error {why}\n"));
+                return Err(EREMOTEIO);
+            }
             u32::MAX if !endpoint.answers() => {
                 endpoint.lost();
                 return Err(ENODEV);

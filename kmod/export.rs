@@ -6,12 +6,13 @@
 use crate::{
     bell,
     call::{self, must_be_zero},
-    channel::Channel,
+    channel::{Channel, Data},
     eventfd::EventFd,
     file::Operations,
     inline, mapping_inode,
     mmap::{self, Area},
     uapi::{self, state},
+    window,
 };
 use kernel::{
     bindings,
@@ -111,7 +112,10 @@ impl Export {
         info.vector = channel.vector;
         info.generation = channel.generation();
         info.data_bytes = channel.data.bytes();
-        info.data_offset = Area::Data.offset(0);
+        info.data_offset = match &channel.data {
+            Data::Host(_) => Area::Data.offset(0),
+            Data::Device(window) => window.offset(),
+        };
         info.tail_offset = Area::Tail.offset(0);
         info.head_offset = Area::Head.offset(0);
         info.status_offset = Area::Status.offset(0);
@@ -174,12 +178,20 @@ impl Export {
             // SAFETY: By the requirements of this function.
             return unsafe { bell::map(vma, &channel.endpoint, channel.generation(), page_offset) };
         }
+        if window::is_window(page_offset) {
+            return match &channel.data {
+                // SAFETY: By the requirements of this function.
+                Data::Device(window) => unsafe { window.map(vma, true) },
+                Data::Host(_) => Err(EINVAL),
+            };
+        }
         let (id, area, first) = mmap::decode(page_offset)?;
         if id != 0 {
             return Err(EINVAL);
         }
         let (pages, writable) = match area {
-            Area::Data => (&channel.data, true),
+            // SAFETY: By the requirements of this function.
+            Area::Data => return unsafe { channel.data.map(vma, first, true) },
             Area::Tail => (&channel.tail, true),
             Area::Head => (&channel.head, false),
             Area::Status => (channel.endpoint.status.pages(), false),

@@ -146,7 +146,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
         uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_CREATE => call::run_or_undo(
             arg,
             |create: &mut uapi::pcieipc_channel_create| {
-                must_be_zero(&[u64::from(create.flags | create.__reserved)])?;
+                must_be_zero(&[u64::from(create.__reserved)])?;
                 session.create(create)
             },
             |create| {
@@ -173,7 +173,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
             session.freed(channel.channel)
         }),
         uapi::pcieipc_call_PCIEIPC_CALL_COPY => call::run(arg, |copy: &mut uapi::pcieipc_copy| {
-            must_be_zero(&[u64::from(copy.flags), copy.__reserved])?;
+            must_be_zero(&[copy.__reserved])?;
             session.copy(copy)
         }),
         uapi::pcieipc_call_PCIEIPC_CALL_VECTOR_EVENTFD => call::run(arg, |vector| session.set_eventfd(vector)),

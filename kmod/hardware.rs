@@ -7,10 +7,11 @@ use crate::{
     endpoint::Endpoint,
     engine,
     events::Queue,
-    mapping::{flush_iommu, Mapping},
+    mapping::{flush_iommu, Mapping, Segment},
     memory::Pages,
     profile::Engine,
     uapi::state,
+    window::Taken,
 };
 use kernel::{bindings, prelude::*, sync::Arc};
 
@@ -19,6 +20,16 @@ pub(crate) const FOREIGN: u32 = 1 << 31;
 
 /// The largest ring table that is used.
 const SLOTS: u32 = 64;
+
+/// What is mapped for an endpoint's engine.
+pub(crate) enum Source<'a> {
+    /// Host memory.
+    Pages(&'a Arc<Pages>),
+    /// A part of its own memory.
+    Own(Segment),
+    /// A part of another endpoint's memory, by bus address.
+    Peer(Segment),
+}
 
 /// The part of an endpoint that its `hardware` mutex protects.
 pub(crate) struct Hardware {
@@ -32,6 +43,8 @@ pub(crate) struct Hardware {
     /// Slots of the ring table that are taken, one bit each.
     slots: u64,
     next_key: u64,
+    /// Parts of the endpoint's own memory that are taken.
+    memory: Taken,
     /// Who uses the engine.
     pub(crate) engine: engine::Use,
 }
@@ -46,6 +59,7 @@ impl Hardware {
             queue: None,
             slots: 0,
             next_key: 1,
+            memory: Taken::new(),
             engine: engine::Use::new(),
         }
     }
@@ -113,12 +127,12 @@ impl Hardware {
 }
 
 impl Endpoint {
-    /// Maps `pages` for the endpoint's DMA and tells the endpoint about them.
+    /// Maps a ring's data for the endpoint's DMA and tells the endpoint about them.
     ///
     /// # Errors
     ///
     /// As [`crate::status::Status::check`] and [`Mapping::new`]; `ENOSPC` when the ring table has too few slots left.
-    pub(crate) fn map(&self, pages: &Arc<Pages>, generation: u64, tag: u32) -> Result<(u64, u32)> {
+    pub(crate) fn map(&self, source: Source<'_>, generation: u64, tag: u32) -> Result<(u64, u32)> {
         let mut hardware = self.hardware.lock();
         if !hardware.bound {
             return Err(ENODEV);
@@ -126,8 +140,12 @@ impl Endpoint {
         self.status.check(generation)?;
         let key = hardware.next_key;
         hardware.next_key += 1;
-        // SAFETY: The device is bound, and unbind unmaps all mappings in the list under the same lock.
-        let mut mapping = unsafe { Mapping::new(self.device(), key, tag, pages) }?;
+        let mut mapping = match source {
+            // SAFETY: The device is bound, and unbind unmaps all mappings in the list under the same lock.
+            Source::Pages(pages) => unsafe { Mapping::new(self.device(), key, tag, pages) }?,
+            Source::Own(segment) => Mapping::of_device(key, tag, segment, true)?,
+            Source::Peer(segment) => Mapping::of_device(key, tag, segment, false)?,
+        };
         let listed = self.take_slots(&mut hardware, &mut mapping).and_then(|()| Ok(hardware.mappings.reserve(1, GFP_KERNEL)?));
         if let Err(error) = listed {
             hardware.slots &= !slot_bits(&mapping.slots);
@@ -146,6 +164,9 @@ impl Endpoint {
         let Some(rings) = &self.profile.rings else {
             return Ok(());
         };
+        if mapping.own_memory {
+            return Ok(());
+        }
         let limit = rings.slots.min(SLOTS);
         for _ in 0..mapping.segments.len() {
             let slot = hardware.slots.trailing_ones();
@@ -255,6 +276,27 @@ impl Endpoint {
         }
     }
 
+    /// Takes a part of the endpoint's own memory.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` without memory, `ENODEV` after unbind, `ENOSPC` when it is used up.
+    pub(crate) fn take_memory(&self, bytes: u64) -> Result<u64> {
+        if self.memory_bytes == 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let mut hardware = self.hardware.lock();
+        if !hardware.bound {
+            return Err(ENODEV);
+        }
+        hardware.memory.take(self.memory_bytes, bytes)
+    }
+
+    /// Gives it back.
+    pub(crate) fn give_memory(&self, start: u64) {
+        self.hardware.lock().memory.give(start);
+    }
+
     /// Stops the device from mastering the bus, and waits until what it began has ended.
     pub(crate) fn silence(&self) {
         // SAFETY: `pdev` holds a reference. Without an answer there is nothing to wait for.
@@ -270,6 +312,19 @@ impl Endpoint {
     pub(crate) fn unsilence(&self) {
         // SAFETY: `pdev` holds a reference, and the driver is bound.
         unsafe { bindings::pci_set_master(self.pci()) };
+    }
+
+    /// Engines of other endpoints that write this one's memory stop, before its addresses may be given to another device. One channel
+    /// at a time, because another endpoint's lock must not be taken under this one's.
+    fn drop_peers(&self) {
+        loop {
+            let channel =
+                self.hardware.lock().channels().find(|channel| channel.is_device_memory() && channel.is_importable()).cloned();
+            match channel {
+                Some(channel) => channel.drop_importers(),
+                None => return,
+            }
+        }
     }
 
     /// The driver lets go of the device. Waits for the device, never for a user.
@@ -293,6 +348,7 @@ impl Endpoint {
         // SAFETY: As above.
         unsafe { flush_iommu(self.device()) };
         drop(hardware);
+        self.drop_peers();
         drop(mappings);
     }
 }

@@ -40,6 +40,19 @@ void pcieipc_inline_vma_noncached(struct vm_area_struct *vma)
 	vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
 }
 
+void pcieipc_inline_vma_writecombined(struct vm_area_struct *vma);
+void pcieipc_inline_vma_writecombined(struct vm_area_struct *vma)
+{
+	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY);
+	vma->vm_page_prot = pgprot_writecombine(vma->vm_page_prot);
+}
+
+void pcieipc_inline_wmb(void);
+void pcieipc_inline_wmb(void)
+{
+	wmb();
+}
+
 struct user_struct *pcieipc_inline_get_current_user(void);
 struct user_struct *pcieipc_inline_get_current_user(void)
 {

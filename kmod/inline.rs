@@ -14,6 +14,8 @@ unsafe extern "C" {
     fn pcieipc_inline_page_address(page: *mut bindings::page) -> *mut c_void;
     fn pcieipc_inline_page_to_pfn(page: *mut bindings::page) -> usize;
     fn pcieipc_inline_vma_noncached(vma: *mut bindings::vm_area_struct);
+    fn pcieipc_inline_vma_writecombined(vma: *mut bindings::vm_area_struct);
+    fn pcieipc_inline_wmb();
     fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
     fn pcieipc_inline_memlock_limit() -> usize;
     fn pcieipc_inline_array_index_nospec(index: u64, size: u64) -> u64;
@@ -80,6 +82,22 @@ pub(crate) unsafe fn page_to_pfn(page: *mut bindings::page) -> usize {
 pub(crate) unsafe fn vma_noncached(vma: *mut bindings::vm_area_struct) {
     // SAFETY: By the requirements of this function.
     unsafe { pcieipc_inline_vma_noncached(vma) }
+}
+
+/// Makes a new VMA one of write-combined frames without struct pages, not inherited and not growing.
+///
+/// # Safety
+///
+/// As [`vma_noncached`].
+pub(crate) unsafe fn vma_writecombined(vma: *mut bindings::vm_area_struct) {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_vma_writecombined(vma) }
+}
+
+/// Makes this processor's stores so far, write-combined ones too, reach the bus before its later ones.
+pub(crate) fn wmb() {
+    // SAFETY: A barrier.
+    unsafe { pcieipc_inline_wmb() }
 }
 
 /// The user of the calling process, with a reference to be given back with `free_uid`.

@@ -14,7 +14,14 @@ pub(crate) struct Segment {
     pub(crate) bytes: u64,
 }
 
-/// A DMA mapping of pages. It is owned by the endpoint's `Hardware` and unmapped before the driver lets go of the device.
+/// Host memory of a mapping.
+struct Host {
+    table: KBox<Opaque<bindings::sg_table>>,
+    /// Held until the device cannot reach them any more.
+    _pages: Arc<Pages>,
+}
+
+/// A DMA mapping of a ring's data. It is owned by the endpoint's `Hardware` and unmapped before the driver lets go of the device.
 pub(crate) struct Mapping {
     /// Names the mapping within its endpoint; never used again.
     pub(crate) key: u64,
@@ -24,9 +31,11 @@ pub(crate) struct Mapping {
     pub(crate) slots: KVec<u32>,
     /// Its pieces.
     pub(crate) segments: KVec<Segment>,
-    table: KBox<Opaque<bindings::sg_table>>,
+    /// The segment is an offset into the endpoint's own memory and no bus address.
+    pub(crate) own_memory: bool,
+    /// The DMA API's part; none for device memory, which needs no translation.
+    host: Option<Host>,
     mapped: bool,
-    pages: Arc<Pages>,
 }
 
 // SAFETY: The table is owned and not tied to a thread.
@@ -58,12 +67,14 @@ impl Mapping {
                 bindings::GFP_KERNEL,
             )
         })?;
+        let host = Host { table, _pages: pages.clone() };
         let mut mapping =
-            Self { key, tag, slots: KVec::new(), segments: KVec::new(), table, mapped: false, pages: pages.clone() };
-        // SAFETY: The device is bound by the requirements of this function; the table was filled above.
-        let mapped = to_result(unsafe {
-            bindings::dma_map_sgtable(device, mapping.table.get(), bindings::dma_data_direction::DMA_BIDIRECTIONAL, 0)
-        });
+            Self { key, tag, slots: KVec::new(), segments: KVec::new(), own_memory: false, host: Some(host), mapped: false };
+        let table = mapping.table();
+        let mapped = to_result(
+            // SAFETY: The device is bound by the requirements of this function; the table was filled above.
+            unsafe { bindings::dma_map_sgtable(device, table, bindings::dma_data_direction::DMA_BIDIRECTIONAL, 0) },
+        );
         if let Err(error) = mapped {
             mapping.free_table();
             return Err(error);
@@ -83,7 +94,7 @@ impl Mapping {
 
     fn collect(&mut self) -> Result {
         // SAFETY: The table was mapped, so its first `nents` entries carry bus addresses.
-        let (mut entry, count) = unsafe { ((*self.table.get()).sgl, (*self.table.get()).nents) };
+        let (mut entry, count) = unsafe { ((*self.table()).sgl, (*self.table()).nents) };
         for _ in 0..count {
             // SAFETY: `entry` is one of the first `nents` entries.
             let segment =
@@ -103,14 +114,29 @@ impl Mapping {
     pub(crate) unsafe fn unmap(&mut self, device: *mut bindings::device) {
         if core::mem::replace(&mut self.mapped, false) {
             // SAFETY: Mapped for this device with the same direction, and unmapped only here.
-            unsafe { bindings::dma_unmap_sgtable(device, self.table.get(), bindings::dma_data_direction::DMA_BIDIRECTIONAL, 0) };
+            unsafe { bindings::dma_unmap_sgtable(device, self.table(), bindings::dma_data_direction::DMA_BIDIRECTIONAL, 0) };
             self.free_table();
         }
     }
 
+    /// A part of device memory, for the engine of its own endpoint or of another.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` without memory.
+    pub(crate) fn of_device(key: u64, tag: u32, segment: Segment, own_memory: bool) -> Result<Self> {
+        let mut segments = KVec::new();
+        segments.push(segment, GFP_KERNEL)?;
+        Ok(Self { key, tag, slots: KVec::new(), segments, own_memory, host: None, mapped: false })
+    }
+
+    fn table(&self) -> *mut bindings::sg_table {
+        self.host.as_ref().map_or(core::ptr::null_mut(), |host| host.table.get())
+    }
+
     fn free_table(&mut self) {
         // SAFETY: The table was allocated by `sg_alloc_table_from_pages_segment` and is freed once; it is left empty.
-        unsafe { bindings::sg_free_table(self.table.get()) };
+        unsafe { bindings::sg_free_table(self.table()) };
     }
 
     /// The bus address of `offset`, and how many bytes follow it contiguously.
@@ -133,7 +159,7 @@ impl Drop for Mapping {
             // Never reached: the endpoint unmaps all before it lets go. Leaking keeps the device from writing into pages
             // that belong to somebody else by then.
             pr_err!("a DMA mapping was dropped while mapped; its pages are leaked\n");
-            core::mem::forget(self.pages.clone());
+            core::mem::forget(self.host.take());
         }
     }
 }

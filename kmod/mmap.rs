@@ -34,6 +34,8 @@ const AREA_SHIFT: u32 = 36;
 const CHANNEL_SHIFT: u32 = 40;
 /// Set in offsets of doorbell pages, so that these can be zapped without touching anything else.
 pub(crate) const DOORBELL: u64 = 1 << 62;
+/// Set in offsets of device memory, for the same reason.
+pub(crate) const WINDOW: u64 = 1 << 61;
 
 impl Area {
     fn from_code(code: u64) -> Option<Self> {

@@ -58,6 +58,7 @@ mod status;
 mod trace;
 mod uapi;
 mod vector;
+mod window;
 
 use kernel::prelude::*;
 
@@ -105,8 +106,11 @@ impl PinnedDrop for Pcieipc {
 
 /// PCIEIPC_CAP_* of this module as it was loaded.
 pub(crate) fn capabilities() -> u64 {
-    let mut capabilities =
-        uapi::PCIEIPC_CAP_COPY | uapi::PCIEIPC_CAP_ERROR_RECOVERY | uapi::PCIEIPC_CAP_ADMIN | uapi::PCIEIPC_CAP_PROFILES;
+    let mut capabilities = uapi::PCIEIPC_CAP_COPY
+        | uapi::PCIEIPC_CAP_ERROR_RECOVERY
+        | uapi::PCIEIPC_CAP_ADMIN
+        | uapi::PCIEIPC_CAP_PROFILES
+        | uapi::PCIEIPC_CAP_DEVICE_MEMORY;
     if limits::doorbell_map() {
         capabilities |= uapi::PCIEIPC_CAP_DOORBELL_MAP;
     }

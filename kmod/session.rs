@@ -5,7 +5,8 @@
 use crate::{
     bell,
     bucket::Bucket,
-    channel::Channel,
+    channel::{Channel, Data},
+    distance,
     endpoint::Endpoint,
     engine,
     eventfd::EventFd,
@@ -13,11 +14,11 @@ use crate::{
     export::{self, Export},
     inline::checked_index,
     iommu, limits,
-    memory::Pages,
     mmap::{self, Area},
     profile::Engine,
     registry,
     uapi::{self, state},
+    window::{self, Window},
 };
 use kernel::{
     bindings, new_mutex,
@@ -281,6 +282,10 @@ impl Session {
 
     /// CHANNEL_CREATE.
     pub(crate) fn create(&self, call: &mut uapi::pcieipc_channel_create) -> Result {
+        if call.flags & !uapi::PCIEIPC_CHANNEL_DEVICE_MEMORY != 0 {
+            return Err(EINVAL);
+        }
+        let device_memory = call.flags & uapi::PCIEIPC_CHANNEL_DEVICE_MEMORY != 0;
         let bytes = call.data_bytes;
         if !bytes.is_power_of_two() || bytes < PAGE_SIZE as u64 {
             return Err(EINVAL);
@@ -292,7 +297,7 @@ impl Session {
             return Err(ENOSPC);
         }
         let id = self.reserve(bytes)?;
-        let made = Channel::new(endpoint, generation, id, vector, bytes);
+        let made = Channel::new(endpoint, generation, id, vector, bytes, device_memory);
         let channel = match made {
             Ok(channel) => channel,
             Err(error) => {
@@ -301,7 +306,10 @@ impl Session {
             }
         };
         call.channel = id;
-        call.data_offset = Area::Data.offset(id);
+        call.data_offset = match &channel.data {
+            Data::Host(_) => Area::Data.offset(id),
+            Data::Device(window) => window.offset(),
+        };
         call.tail_offset = Area::Tail.offset(id);
         call.head_offset = Area::Head.offset(id);
         call.segments = channel.segments;
@@ -330,6 +338,17 @@ impl Session {
         let table = self.table.lock();
         let entry = table.entries.iter().find(|entry| entry.id == id).ok_or(ENOENT)?;
         Ok((entry.channel.clone(), entry.key, entry.own))
+    }
+
+    /// The own channel's data area that holds a byte of the endpoint's memory.
+    fn find_window(&self, at: u64) -> Result<Arc<Window>> {
+        let table = self.table.lock();
+        let mut own = table.entries.iter().filter(|entry| entry.own);
+        own.find_map(|entry| match &entry.channel.data {
+            Data::Device(window) if (window.start..window.start + window.bytes).contains(&at) => Some(window.clone()),
+            _ => None,
+        })
+        .ok_or(ENOENT)
     }
 
     fn find_own(&self, id: u32) -> Result<Arc<Channel>> {
@@ -386,10 +405,10 @@ impl Session {
         }
         let (from, from_key, _) = self.find(call.from)?;
         let (to, to_key, _) = self.find(call.to)?;
-        check_range(&from.data, call.from_offset, bytes)?;
-        check_range(&to.data, call.to_offset, bytes)?;
+        check_range(from.data.bytes(), call.from_offset, bytes)?;
+        check_range(to.data.bytes(), call.to_offset, bytes)?;
         let apart = call.from_offset.abs_diff(call.to_offset) >= bytes;
-        if Arc::ptr_eq(&from.data, &to.data) && !apart {
+        if Arc::ptr_eq(&from, &to) && !apart {
             return Err(EINVAL);
         }
         let request = engine::Request {
@@ -398,8 +417,22 @@ impl Session {
             bytes,
             timeout_ms: call.timeout_ms,
             generation,
+            bell: self.bell_of(call, endpoint, &to)?,
         };
         engine::copy(endpoint, &request)
+    }
+
+    /// The doorbell that the engine is to ring after a copy.
+    fn bell_of(&self, call: &uapi::pcieipc_copy, endpoint: &Endpoint, to: &Channel) -> Result<Option<(u64, u32)>> {
+        if call.flags & !uapi::PCIEIPC_COPY_RING != 0 {
+            return Err(EINVAL);
+        }
+        if call.flags == 0 {
+            return Ok(None);
+        }
+        to.check()?;
+        distance::check_direct(endpoint, &to.endpoint)?;
+        Ok(Some(to.endpoint.bell_address(to.vector)?))
     }
 
     /// VECTOR_EVENTFD.
@@ -472,6 +505,11 @@ impl Session {
             // SAFETY: By the requirements of this function.
             return unsafe { bell::map(vma, endpoint, generation, page_offset) };
         }
+        if window::is_window(page_offset) {
+            let found = self.find_window(window::start_of(page_offset))?;
+            // SAFETY: By the requirements of this function.
+            return unsafe { found.map(vma, false) };
+        }
         let (id, area, first) = mmap::decode(page_offset)?;
         if area == Area::Status && id == 0 {
             let endpoint = self.endpoint()?;
@@ -480,7 +518,8 @@ impl Session {
         }
         let channel = self.find_own(id)?;
         let (pages, writable) = match area {
-            Area::Data => (&channel.data, false),
+            // SAFETY: By the requirements of this function.
+            Area::Data => return unsafe { channel.data.map(vma, first, false) },
             Area::Tail => (&channel.tail, false),
             Area::Head => (&channel.head, true),
             Area::Status => return Err(ENOENT),
@@ -525,9 +564,9 @@ impl PinnedDrop for Session {
     }
 }
 
-fn check_range(area: &Pages, offset: u64, bytes: u64) -> Result {
+fn check_range(area: u64, offset: u64, bytes: u64) -> Result {
     let end = offset.checked_add(bytes).ok_or(EINVAL)?;
-    if end > area.bytes() {
+    if end > area {
         return Err(EINVAL);
     }
     Ok(())

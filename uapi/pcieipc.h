@@ -71,6 +71,7 @@
 #define PCIEIPC_CAP_PROFILES		(1ULL << 3) /* profiles through configfs */
 #define PCIEIPC_CAP_ERROR_RECOVERY	(1ULL << 4) /* AER callbacks and reset are followed */
 #define PCIEIPC_CAP_ADMIN		(1ULL << 5) /* PCIEIPC_IOCTL_ADMIN */
+#define PCIEIPC_CAP_DEVICE_MEMORY	(1ULL << 6) /* PCIEIPC_CHANNEL_DEVICE_MEMORY and PCIEIPC_COPY_RING */
 
 /**
  * struct pcieipc_query - PCIEIPC_IOCTL_QUERY: versions, limits and capabilities
@@ -329,10 +330,13 @@ struct pcieipc_session_state {
 	__u32 events;
 };
 
+/* Flags of struct pcieipc_channel_create */
+#define PCIEIPC_CHANNEL_DEVICE_MEMORY	(1U << 0) /* the data area is in the endpoint's own memory */
+
 /**
  * struct pcieipc_channel_create - PCIEIPC_IOCTL_CHANNEL_CREATE: a channel whose reader is this session
  * @size: in: sizeof(struct pcieipc_channel_create)
- * @flags: in: 0
+ * @flags: in: PCIEIPC_CHANNEL_DEVICE_MEMORY or 0
  * @data_bytes: in: size of the data area, a power of two, at least a page
  * @vector: in: the vector that wakes the reader
  * @channel: out: id within the session, counted from 1, not used again
@@ -345,6 +349,11 @@ struct pcieipc_session_state {
  * The kernel writes the addresses and lengths of the data area into the endpoint's ring registers, where it has any.
  * Errors: ENOSPC over a limit or no ring register left; ENOMEM no memory or over RLIMIT_MEMLOCK; EIO memory that the
  * device could only reach through bounce buffers.
+ *
+ * With PCIEIPC_CHANNEL_DEVICE_MEMORY the data area is a part of the endpoint's memory BAR, mapped write-combining, for another endpoint's engine
+ * to write without passing host memory; head, tail and status stay in host memory. It does not outlive the device: at reset, error, removal and
+ * destruction its mappings turn into ordinary pages that nobody reads, and after PCIEIPC_IOCTL_RECOVER they are the device's memory again, with
+ * whatever it holds then. get_user_pages() does not work on it. Errors: EOPNOTSUPP no memory BAR; ENOSPC it is used up.
  */
 struct pcieipc_channel_create {
 	__u32 size;
@@ -389,7 +398,8 @@ struct pcieipc_channel {
  * reader has given room back (FREED) since the last EXPORT_RING call or since the export, EPOLLHUP when the channel was destroyed or the
  * endpoint is gone or dead, EPOLLPRI while the endpoint recovers or until the reader has recovered.
  * IMPORT: makes the channel of another session a destination for this session's own engine (PCIEIPC_IOCTL_COPY); its
- * memory is mapped for this session's endpoint, until it is destroyed here or there.
+ * memory is mapped for this session's endpoint, until it is destroyed here or there. One in device memory can be imported only where peer
+ * traffic stays below a common switch (EOPNOTSUPP otherwise; see PCIEIPC_IOCTL_DISTANCE), and is let go when its endpoint is unbound.
  */
 struct pcieipc_channel_fd {
 	__u32 size;
@@ -398,10 +408,13 @@ struct pcieipc_channel_fd {
 	__s32 fd;
 };
 
+/* Flags of struct pcieipc_copy */
+#define PCIEIPC_COPY_RING		(1U << 0) /* then the engine itself rings the reader of @to, behind the data */
+
 /**
  * struct pcieipc_copy - PCIEIPC_IOCTL_COPY: the endpoint's engine copies between channels of this session
  * @size: in: sizeof(struct pcieipc_copy)
- * @flags: in: 0
+ * @flags: in: PCIEIPC_COPY_RING or 0
  * @from: in: channel id
  * @to: in: channel id, made or imported by this session
  * @from_offset: in: bytes into the data area
@@ -411,7 +424,8 @@ struct pcieipc_channel_fd {
  * @__reserved: 0
  *
  * Returns when the engine has finished. Errors: ETIMEDOUT (the engine is stopped and reset), EREMOTEIO the engine reported
- * an error, EINTR before anything was started.
+ * an error, EBUSY the engine copies for another thread of this session. With PCIEIPC_COPY_RING: EOPNOTSUPP where the engine does not reach the
+ * reader's doorbell below a common switch.
  */
 struct pcieipc_copy {
 	__u32 size;
