@@ -10,6 +10,9 @@ use pcieipc::topology::{Archive, Live, Source, import};
 
 use crate::failure::Failure;
 
+/// A host later on, and how many seconds later.
+pub type SecondLook = (Box<dyn Source>, f64);
+
 /// Which host to look at.
 #[derive(clap::Args, Clone, Debug)]
 pub struct HostSource {
@@ -30,7 +33,7 @@ impl HostSource {
 
     /// The same host at a second look, and how many seconds lie between: the running host after a pause that the caller
     /// makes, or what a snapshot saved of its own second look.
-    pub fn later(&self, seconds: f64) -> Result<Option<(Box<dyn Source>, f64)>, Failure> {
+    pub fn later(&self, seconds: f64) -> Result<Option<SecondLook>, Failure> {
         match &self.snapshot {
             None if seconds > 0.0 => Ok(Some((Box::new(Live::at(&self.root)), seconds))),
             None => Ok(None),
