@@ -13,6 +13,11 @@ mod node;
 mod session;
 mod status;
 
+#[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
+mod tests;
+
 pub use channel::{Channel, Import};
 pub use endpoint::{Distance, EndpointId, EndpointInfo, Iommu, State};
 pub use error::DeviceError;

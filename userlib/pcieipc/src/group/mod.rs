@@ -21,6 +21,8 @@ mod buffers;
 mod directory;
 mod join;
 mod join_kmod;
+#[cfg(test)]
+mod kmod_tests;
 mod mesh;
 mod message;
 mod survivors;

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups over channels of a module in this process.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{Group, GroupOptions, KmodOptions, Transport};
+use crate::{
+    device::fake::{FakeKernel, GONE, RECOVERING},
+    error::{Error, Rank, Result},
+    reduce::Op,
+    transport::kmod::Mover,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs `body` once a rank, each in a thread with a group of its own.
+fn ranks<R: Send>(kernel: &Arc<FakeKernel>, count: usize, mover: Mover, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let directory: PathBuf = std::env::temp_dir().join(format!("pcieipc-fake-{}-{number}", std::process::id()));
+    let meet = |rank: Rank| {
+        let mut options = GroupOptions::new(rank, count, &directory);
+        options.transport = Transport::Kmod(KmodOptions { mover, kernel: kernel.clone(), ..Default::default() });
+        options.ring_bytes = 1 << 16;
+        Group::meet(options)
+    };
+    let answers = std::thread::scope(|scope| {
+        let (meet, body) = (&meet, &body);
+        let running: Vec<_> = (0..count).map(|rank| scope.spawn(move || meet(rank).map(body))).collect();
+        running.into_iter().map(|t| t.join().unwrap()).collect::<Result<Vec<R>>>()
+    });
+    let _ = std::fs::remove_dir_all(&directory);
+    answers.unwrap()
+}
+
+fn reduces_right(group: &mut Group, members: &[Rank], count: usize) -> Result<()> {
+    let value = |rank: usize, at: usize| ((rank * 7919 + at * 31) % 2048) as f32 - 1000.0;
+    let own = members[group.rank()];
+    let mut buffer: Vec<f32> = (0..count).map(|at| value(own, at)).collect();
+    group.all_reduce(&mut buffer, Op::Sum, PATIENCE)?;
+    for (at, got) in buffer.iter().enumerate() {
+        let exact: f64 = members.iter().map(|r| f64::from(value(*r, at))).sum();
+        assert_eq!(f64::from(*got), exact, "element {at}");
+    }
+    Ok(())
+}
+
+#[test]
+fn four_ranks_reduce_right_by_processor_and_by_engine() {
+    for mover in [Mover::Processor, Mover::Engine] {
+        let kernel = FakeKernel::new(4);
+        let moved = ranks(&kernel, 4, mover, |mut group| {
+            for count in [1, 1000, 100_000] {
+                reduces_right(&mut group, &[0, 1, 2, 3], count).unwrap();
+            }
+            group.counters()
+        });
+        for (rank, counters) in moved.iter().enumerate() {
+            assert_eq!(counters.dma_bytes, kernel.world().endpoints[rank].dma_bytes);
+            let expected = if mover == Mover::Engine { counters.bytes + 64 * counters.records } else { 0 };
+            assert_eq!(counters.dma_bytes, expected, "each record and its header, once");
+        }
+    }
+}
+
+#[test]
+fn a_lost_doorbell_costs_time_but_no_record() {
+    let kernel = FakeKernel::new(2);
+    kernel.world().deaf = true;
+    ranks(&kernel, 2, Mover::Processor, |mut group| {
+        for _ in 0..5 {
+            // The peer is asleep when the record comes.
+            if group.rank() == 0 {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            reduces_right(&mut group, &[0, 1], 1000).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_state_other_than_live_is_told_to_every_rank_and_names_the_endpoint() {
+    for (state, gone) in [(GONE, true), (RECOVERING, false)] {
+        let kernel = FakeKernel::new(4);
+        let (calls, begun) = (AtomicUsize::new(0), Instant::now());
+        let errors = ranks(&kernel, 4, Mover::Processor, |mut group| {
+            loop {
+                if calls.fetch_add(1, Ordering::Relaxed) == 20 {
+                    kernel.set_state(2, state);
+                }
+                if let Err(error) = reduces_right(&mut group, &[0, 1, 2, 3], 50_000) {
+                    break error;
+                }
+            }
+        });
+        for error in errors {
+            let named = match &error {
+                Error::EndpointGone { peer, endpoint } => gone && (*peer, endpoint.id, endpoint.generation) == (2, 3, 12),
+                Error::EndpointRecovering { peer, endpoint } => !gone && (*peer, endpoint.id, endpoint.generation) == (2, 3, 12),
+                _ => false,
+            };
+            assert!(named, "{error}");
+        }
+        assert!(begun.elapsed() < PATIENCE / 2);
+    }
+}
+
+#[test]
+fn survivors_of_a_removal_go_on_and_the_rank_without_endpoint_is_told() {
+    let kernel = FakeKernel::new(4);
+    let calls = AtomicUsize::new(0);
+    ranks(&kernel, 4, Mover::Engine, |mut group| {
+        let rank = group.rank();
+        loop {
+            if calls.fetch_add(1, Ordering::Relaxed) == 12 {
+                kernel.set_state(1, GONE);
+            }
+            if reduces_right(&mut group, &[0, 1, 2, 3], 20_000).is_err() {
+                break;
+            }
+        }
+        let result = group.shrink(PATIENCE);
+        if rank == 1 {
+            assert!(matches!(result, Err(Error::EndpointGone { peer: 1, .. })), "{result:?}");
+            return;
+        }
+        result.unwrap();
+        assert_eq!(group.members(), [0, 2, 3]);
+        for count in [1, 20_000] {
+            reduces_right(&mut group, &[0, 2, 3], count).unwrap();
+        }
+    });
+}
+
+#[test]
+fn more_ranks_than_live_endpoints_is_said_before_anybody_waits() {
+    let kernel = FakeKernel::new(2);
+    kernel.set_state(0, GONE);
+    let mut options = GroupOptions::new(1, 2, std::env::temp_dir().join(format!("pcieipc-none-{}", std::process::id())));
+    options.transport = Transport::Kmod(KmodOptions { kernel, ..Default::default() });
+    let begun = Instant::now();
+    let error = Group::meet(options).unwrap_err();
+    assert!(error.to_string().contains("1 live endpoints for 2 ranks"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
