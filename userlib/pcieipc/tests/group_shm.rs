@@ -300,6 +300,35 @@ fn a_killed_rank_is_named_by_every_survivor_and_the_three_go_on_and_are_right() 
     }
 }
 
+/// A rank whose call fails, and which then ends at once without leaving the group.
+#[test]
+fn abrupt_process() {
+    let Some(variables) = variables("abrupt_process") else { return };
+    let rank: usize = variables["RANK"].parse().unwrap();
+    let mut group = Group::meet(options(rank, 3, std::path::Path::new(&variables["DIR"]))).unwrap();
+    say("met");
+    let error = loop {
+        if let Err(error) = group.all_reduce(&mut [1.0f32; 1000], Op::Sum, PATIENCE) {
+            break error;
+        }
+    };
+    assert!(matches!(error, Error::PeerDied { peer: 2, .. }), "{error}");
+    std::process::exit(0);
+}
+
+#[test]
+fn the_first_to_die_is_named_also_by_a_rank_that_looks_when_others_have_ended_too() {
+    let scratch = Scratch::new();
+    let start = |rank: usize| process("abrupt_process", &[("RANK", rank.to_string()), ("DIR", scratch.0.display().to_string())]);
+    let (mut first, mut second) = (start(1), start(2));
+    let mut group = Group::meet(options(0, 3, &scratch.0)).unwrap();
+    assert!(first.hear().is_some() && second.hear().is_some());
+    second.child.kill().unwrap();
+    first.child.wait().unwrap();
+    let error = group.all_reduce(&mut [1.0f32; 1000], Op::Sum, PATIENCE).unwrap_err();
+    assert!(matches!(error, Error::PeerDied { rank: 0, peer: 2, .. }), "{error}");
+}
+
 #[test]
 fn two_ranks_killed_at_once_leave_two_that_go_on() {
     let scratch = Scratch::new();

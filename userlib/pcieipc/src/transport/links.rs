@@ -167,16 +167,19 @@ impl<W: Wire> RankLinks<W> {
         self.peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank, peer.as_ref()?.life.as_ref()?.as_fd()))).unzip()
     }
 
-    /// The first rank that ended without leaving in order.
+    /// The first rank that ended without a word. One that aborted before it ended is not the cause but knows it.
     fn first_dead(&self, ranks: &[Rank], ended: u64, what: &'static str) -> Result<()> {
+        let mut aborted = None;
         for (i, &rank) in ranks.iter().enumerate() {
-            let Some(peer) = &self.peers[rank] else { continue };
-            // A process that left in order said so before it ended.
-            if ended & 1 << i != 0 && !matches!(peer.reader.peer_notice(), Ok(Some(Notice::Closed))) {
-                return Err(Error::PeerDied { rank: self.rank, peer: rank, what });
+            let Some(peer) = self.peers[rank].as_ref().filter(|_| ended & 1 << i != 0) else { continue };
+            // Whatever a process says in its error word it has said before it ended.
+            match peer.reader.peer_notice() {
+                Ok(Some(Notice::Closed)) => {}
+                Ok(Some(Notice::Aborted { .. })) => aborted = Some(rank),
+                _ => return Err(Error::PeerDied { rank: self.rank, peer: rank, what }),
             }
         }
-        Ok(())
+        aborted.map_or(Ok(()), |rank| Err(self.aborted(rank)))
     }
 
     /// Endpoints and what peers say, without a system call.
