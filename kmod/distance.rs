@@ -2,7 +2,7 @@
 
 //! How far two endpoints are from each other on the PCIe tree, and what makes it so.
 
-use crate::{endpoint::Endpoint, limits, uapi};
+use crate::{endpoint::Endpoint, inline, limits, uapi};
 use core::ptr;
 use kernel::{bindings, prelude::*};
 
@@ -120,9 +120,8 @@ pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_d
     }
     call.hops = if redirected { (up.ports.len() + down.ports.len() + 2) as u32 } else { (rise + fall + 2) as u32 };
     call.reasons = reasons;
-    let mut client = from.device();
-    // SAFETY: Both devices are valid; the array has one element.
-    let allowed = unsafe { bindings::pci_p2pdma_distance_many(to.pci(), &mut client, 1, false) };
+    // SAFETY: Both devices are valid.
+    let allowed = unsafe { inline::p2pdma_distance(to.pci(), from.device()) };
     call.p2p = u32::from(allowed >= 0);
     Ok(())
 }

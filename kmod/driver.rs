@@ -71,7 +71,7 @@ struct Memtype {
 impl Memtype {
     fn new(start: u64, bytes: u64) -> Self {
         // SAFETY: The range is a BAR of a device that is being probed.
-        let reserved = bytes > 0 && unsafe { bindings::arch_io_reserve_memtype_wc(start, bytes) } == 0;
+        let reserved = bytes > 0 && unsafe { crate::inline::reserve_memtype_wc(start, bytes) };
         Self { start, bytes: if reserved { bytes } else { 0 } }
     }
 }
@@ -80,7 +80,7 @@ impl Drop for Memtype {
     fn drop(&mut self) {
         if self.bytes > 0 {
             // SAFETY: Reserved in `new`. No mapping of the memory is left: unbind zapped them, and they do not come back.
-            unsafe { bindings::arch_io_free_memtype_wc(self.start, self.bytes) };
+            unsafe { crate::inline::free_memtype_wc(self.start, self.bytes) };
         }
     }
 }

@@ -154,7 +154,7 @@ impl Endpoint {
         let memory_bytes = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_len(bar))?;
         let memory_start = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_start(bar))?;
         // SAFETY: The device is being probed; what this sets up ends with the binding.
-        let bus_offset = unsafe { peer_offset(raw, profile.doorbell.bar) }?;
+        let bus_offset = unsafe { crate::inline::peer_offset(raw, profile.doorbell.bar) }?;
         let doorbell_start = pdev.resource_start(profile.doorbell.bar)?;
         let link = Link::new(raw);
         let status = Status::new(state::LIVE, registry::next_generation())?;
@@ -426,24 +426,6 @@ impl Endpoint {
         let listed = self.hardware.lock().disown(channel);
         drop(listed);
         self.unmap(channel.key);
-    }
-}
-
-/// What is added to an address in a BAR to give the address that a peer below the same switch uses.
-///
-/// # Errors
-///
-/// `ENOMEM` without memory.
-///
-/// # Safety
-///
-/// `pdev` is being probed.
-unsafe fn peer_offset(pdev: *mut bindings::pci_dev, bar: u32) -> Result<u64> {
-    // SAFETY: By the requirements of this function; a provider lives as long as the binding.
-    unsafe {
-        kernel::error::to_result(bindings::pcim_p2pdma_init(pdev))?;
-        let provider = bindings::pcim_p2pdma_provider(pdev, bar as i32);
-        Ok(if provider.is_null() { 0 } else { (*provider).bus_offset })
     }
 }
 

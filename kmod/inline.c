@@ -4,7 +4,10 @@
  */
 #include <linux/mm.h>
 #include <linux/nospec.h>
+#include <linux/io.h>
 #include <linux/pci.h>
+#include <linux/pci-p2pdma.h>
+#include <linux/security.h>
 #include <linux/pgtable.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
@@ -45,6 +48,45 @@ void pcieipc_inline_vma_writecombined(struct vm_area_struct *vma)
 {
 	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY);
 	vma->vm_page_prot = pgprot_writecombine(vma->vm_page_prot);
+}
+
+/* Some kernels have these as functions, others as empty inline ones. */
+int pcieipc_inline_lockdown_dev_mem(void);
+int pcieipc_inline_lockdown_dev_mem(void)
+{
+	return security_locked_down(LOCKDOWN_DEV_MEM);
+}
+
+int pcieipc_inline_reserve_memtype_wc(resource_size_t start, resource_size_t size);
+int pcieipc_inline_reserve_memtype_wc(resource_size_t start, resource_size_t size)
+{
+	return arch_io_reserve_memtype_wc(start, size);
+}
+
+void pcieipc_inline_free_memtype_wc(resource_size_t start, resource_size_t size);
+void pcieipc_inline_free_memtype_wc(resource_size_t start, resource_size_t size)
+{
+	arch_io_free_memtype_wc(start, size);
+}
+
+int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *client);
+int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *client)
+{
+	return pci_p2pdma_distance(provider, client, false);
+}
+
+/* What is added to an address in a BAR for a peer below the same switch; for a device that is being probed. */
+int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset);
+int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset)
+{
+	struct p2pdma_provider *provider;
+	int error = pcim_p2pdma_init(pdev);
+
+	if (error && error != -EOPNOTSUPP)
+		return error;
+	provider = error ? NULL : pcim_p2pdma_provider(pdev, bar);
+	*offset = provider ? provider->bus_offset : 0;
+	return 0;
 }
 
 void pcieipc_inline_wmb(void);

@@ -4,7 +4,11 @@
 //! headers bindgen does not read.
 
 use core::ffi::c_void;
-use kernel::{bindings, error::from_err_ptr, prelude::*};
+use kernel::{
+    bindings,
+    error::{from_err_ptr, to_result},
+    prelude::*,
+};
 
 // The structures are only passed on by pointer; bindgen gives some of their empty members no size.
 #[allow(improper_ctypes)]
@@ -15,6 +19,11 @@ unsafe extern "C" {
     fn pcieipc_inline_page_to_pfn(page: *mut bindings::page) -> usize;
     fn pcieipc_inline_vma_noncached(vma: *mut bindings::vm_area_struct);
     fn pcieipc_inline_vma_writecombined(vma: *mut bindings::vm_area_struct);
+    fn pcieipc_inline_lockdown_dev_mem() -> i32;
+    fn pcieipc_inline_reserve_memtype_wc(start: u64, size: u64) -> i32;
+    fn pcieipc_inline_free_memtype_wc(start: u64, size: u64);
+    fn pcieipc_inline_p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32;
+    fn pcieipc_inline_peer_offset(pdev: *mut bindings::pci_dev, bar: i32, offset: *mut u64) -> i32;
     fn pcieipc_inline_wmb();
     fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
     fn pcieipc_inline_memlock_limit() -> usize;
@@ -92,6 +101,62 @@ pub(crate) unsafe fn vma_noncached(vma: *mut bindings::vm_area_struct) {
 pub(crate) unsafe fn vma_writecombined(vma: *mut bindings::vm_area_struct) {
     // SAFETY: By the requirements of this function.
     unsafe { pcieipc_inline_vma_writecombined(vma) }
+}
+
+/// Refuses what would give access to all memory where lockdown forbids that.
+///
+/// # Errors
+///
+/// `EPERM`.
+pub(crate) fn check_lockdown() -> Result {
+    // SAFETY: Asks about the system as a whole.
+    to_result(unsafe { pcieipc_inline_lockdown_dev_mem() })
+}
+
+/// Lets a range of a BAR be mapped write-combining; false when it cannot be.
+///
+/// # Safety
+///
+/// The range is a BAR of a device that is being probed; it is given back by [`free_memtype_wc`].
+pub(crate) unsafe fn reserve_memtype_wc(start: u64, size: u64) -> bool {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_reserve_memtype_wc(start, size) == 0 }
+}
+
+/// Takes [`reserve_memtype_wc`] back.
+///
+/// # Safety
+///
+/// The range was reserved, and no mapping of it is left.
+pub(crate) unsafe fn free_memtype_wc(start: u64, size: u64) {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_free_memtype_wc(start, size) }
+}
+
+/// The kernel's distance for peer traffic; negative when it allows none.
+///
+/// # Safety
+///
+/// Both devices are valid.
+pub(crate) unsafe fn p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32 {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_p2pdma_distance(provider, client) }
+}
+
+/// What is added to an address in a BAR to give the address that a peer below the same switch uses.
+///
+/// # Errors
+///
+/// `ENOMEM` without memory.
+///
+/// # Safety
+///
+/// `pdev` is being probed.
+pub(crate) unsafe fn peer_offset(pdev: *mut bindings::pci_dev, bar: u32) -> Result<u64> {
+    let mut offset = 0;
+    // SAFETY: By the requirements of this function; what this sets up ends with the binding.
+    to_result(unsafe { pcieipc_inline_peer_offset(pdev, bar as i32, &mut offset) })?;
+    Ok(offset)
 }
 
 /// Makes this processor's stores so far, write-combined ones too, reach the bus before its later ones.

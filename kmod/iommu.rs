@@ -2,7 +2,7 @@
 
 //! The IOMMU in front of an endpoint, and what it allows.
 
-use crate::{endpoint::Endpoint, limits, uapi};
+use crate::{endpoint::Endpoint, inline, limits, uapi};
 use kernel::{bindings, prelude::*};
 
 /// What stands between an endpoint and memory.
@@ -70,14 +70,13 @@ pub(crate) fn may_attach(endpoint: &Endpoint) -> Result {
         limits::say(|| dev_info!(endpoint.pdev, "refused: its user can aim its DMA, and {reason}\n"));
         return Err(EPERM);
     }
-    // SAFETY: Both ask about the calling task and the system as a whole.
-    unsafe {
-        if !bindings::capable(bindings::CAP_SYS_RAWIO as i32) {
-            return Err(EPERM);
-        }
-        kernel::error::to_result(bindings::security_locked_down(bindings::lockdown_reason_LOCKDOWN_DEV_MEM))?;
-        bindings::add_taint(bindings::TAINT_USER, bindings::lockdep_ok_LOCKDEP_STILL_OK);
+    // SAFETY: Asks about the calling task.
+    if !unsafe { bindings::capable(bindings::CAP_SYS_RAWIO as i32) } {
+        return Err(EPERM);
     }
+    inline::check_lockdown()?;
+    // SAFETY: Only marks the kernel.
+    unsafe { bindings::add_taint(bindings::TAINT_USER, bindings::lockdep_ok_LOCKDEP_STILL_OK) };
     dev_warn!(endpoint.pdev, "used although its user can aim its DMA, and {reason}; the kernel is tainted\n");
     Ok(())
 }
