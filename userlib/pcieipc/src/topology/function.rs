@@ -219,6 +219,9 @@ pub struct Function {
     pub interfaces: Vec<String>,
     /// Shares of a partitioned GPU.
     pub mig: Vec<MigInstance>,
+    /// A number that is the function's as long as it lives, so that a removal and return between two looks is noticed.
+    #[serde(skip)]
+    pub life: Option<u64>,
 }
 
 impl Function {

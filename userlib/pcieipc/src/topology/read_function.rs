@@ -84,6 +84,7 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
         p2p_memory: if kind.is_bridge() { None } else { reader.number("p2pmem/size") },
         interfaces: reader.interfaces(kind),
         mig: Vec::new(),
+        life: source.life(&reader.path),
         identity,
         capabilities,
         path: reader.path,

@@ -108,6 +108,12 @@ pub trait Source: Send + Sync {
     /// Those of `readlink`.
     fn link(&self, path: &str) -> io::Result<String>;
 
+    /// A number that a folder of sysfs has only as long as its device lives, where the source can tell.
+    fn life(&self, path: &str) -> Option<u64> {
+        let _ = path;
+        None
+    }
+
     /// The file as text without surrounding blanks; bytes that are no UTF-8 are replaced.
     ///
     /// # Errors
@@ -166,6 +172,11 @@ impl Source for Live {
         }
         names.sort();
         Ok(names)
+    }
+
+    fn life(&self, path: &str) -> Option<u64> {
+        use std::os::unix::fs::MetadataExt;
+        Some(std::fs::symlink_metadata(self.root.join(path)).ok()?.ino())
     }
 
     fn link(&self, path: &str) -> io::Result<String> {
