@@ -7,6 +7,7 @@ mod failure;
 mod gradients;
 mod group;
 mod host_source;
+mod live;
 mod member;
 mod module;
 mod ranks;
@@ -37,6 +38,7 @@ enum Command {
     Reduce(commands::reduce::Reduce),
     Snapshot(commands::snapshot::Snapshot),
     Topo(commands::topo::Topo),
+    Watch(commands::watch::Watch),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Reduce(command) => (command.json, command.run().map(done)),
         Command::Snapshot(command) => (false, command.run()),
         Command::Topo(command) => (command.json, command.run()),
+        Command::Watch(command) => (false, command.run()),
     };
     failure::exit_code(outcome, json)
 }

@@ -8,3 +8,4 @@ pub mod rank;
 pub mod reduce;
 pub mod snapshot;
 pub mod topo;
+pub mod watch;

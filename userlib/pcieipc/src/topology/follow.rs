@@ -143,6 +143,8 @@ pub struct Follower {
     version: u64,
     /// Functions that a message said to be gone since the last look, even if they are back by now.
     removed: HashSet<Address>,
+    /// Messages were taken that no look has answered yet.
+    pending: bool,
 }
 
 impl std::fmt::Debug for Follower {
@@ -166,6 +168,7 @@ impl Follower {
             last: 0,
             version: 1,
             removed: HashSet::new(),
+            pending: false,
             tree: tree.clone(),
         };
         for function in &tree.functions {
@@ -209,7 +212,7 @@ impl Follower {
         let deadline = Instant::now() + at_most;
         match &self.socket {
             Some(_) => {
-                let mut heard = self.drain()?;
+                let mut heard = self.drain()? || self.pending;
                 while !heard {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() || !self.readable(left)? {
@@ -225,6 +228,17 @@ impl Follower {
             None => std::thread::sleep(at_most),
         }
         Ok(self.look())
+    }
+
+    /// Whether the kernel has said something about PCI since the last look; does not wait.
+    ///
+    /// # Errors
+    /// Those of `recvfrom`.
+    pub fn heard(&mut self) -> io::Result<bool> {
+        if self.drain()? {
+            self.pending = true;
+        }
+        Ok(self.pending)
     }
 
     fn readable(&self, at_most: Duration) -> io::Result<bool> {
@@ -261,6 +275,7 @@ impl Follower {
 
     /// Reads the tree now and gives what changed since the last look.
     pub fn look(&mut self) -> Vec<Change> {
+        self.pending = false;
         let now = Topology::read(self.source.as_ref());
         let removed = std::mem::take(&mut self.removed);
         let before = std::mem::replace(&mut self.tree, now.clone());
