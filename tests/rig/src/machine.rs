@@ -20,6 +20,8 @@ pub struct Machine {
     pub ports: u32,
     /// Empty root ports for hot-plug, named `spare0`, `spare1`, …
     pub spare_ports: u32,
+    /// Speed and width of the links of those root ports, as QEMU's properties.
+    pub port_link: String,
     /// Whether an Intel IOMMU translates.
     pub iommu: bool,
     /// Whether hot-plug is native PCIe hot-plug instead of ACPI's.
@@ -42,6 +44,7 @@ impl Default for Machine {
             switches: Vec::new(),
             ports: 0,
             spare_ports: 0,
+            port_link: "x-speed=2_5,x-width=1".into(),
             iommu: false,
             native_hotplug: false,
             devices: Vec::new(),
@@ -80,8 +83,13 @@ impl Machine {
         let mut arguments = Arguments::default();
         // The endpoints' server maps the guest's memory, so it must be a shared file.
         let split = if self.iommu { ",kernel-irqchip=split" } else { "" };
-        arguments.pair("-machine", format!("q35,memory-backend=mem{split}"));
-        arguments.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
+        // A machine with NUMA nodes brings its own memory, and QEMU takes it from one place only.
+        if self.qemu.iter().any(|argument| argument == "-numa") {
+            arguments.pair("-machine", format!("q35{split}"));
+        } else {
+            arguments.pair("-machine", format!("q35,memory-backend=mem{split}"));
+            arguments.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
+        }
         arguments.pair("-m", format!("{}M", self.memory_mib));
         arguments.pair("-smp", self.cpus.to_string());
         if self.native_hotplug {
@@ -103,7 +111,7 @@ impl Machine {
         }
         for _ in 0..self.ports {
             // Without an explicit link a bare root port never reports an active link, and recovery from a fatal error fails.
-            arguments.device(&format!("pcie-root-port,id=port{endpoint},bus=pcie.0,{},x-speed=2_5,x-width=1", ports.next()));
+            arguments.device(&format!("pcie-root-port,id=port{endpoint},bus=pcie.0,{},{}", ports.next(), self.port_link));
             arguments.endpoint(endpoint, sockets);
             endpoint += 1;
         }

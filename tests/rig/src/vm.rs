@@ -85,7 +85,7 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
     let console = Socket::listen(&mut qemu, sockets, "console")?;
     qemu.args(["-serial", "chardev:console"]);
     let monitor = Socket::listen(&mut qemu, sockets, "monitor")?;
-    qemu.args(["-mon", "chardev=monitor,mode=control", "-device", "virtio-serial-pci,id=ports"]);
+    qemu.args(["-mon", "chardev=monitor,mode=control", "-device", "virtio-serial-pci,id=ports,bus=pcie.0"]);
     let mut port = |id: &'static str, name: &str| -> Result<Socket> {
         let socket = Socket::listen(&mut qemu, sockets, id)?;
         qemu.arg("-device").arg(format!("virtserialport,chardev={id},name={name}"));

@@ -113,20 +113,24 @@ fn module(case: &Case<'_>, report: &mut Report) {
         );
     }
     let ours = env!("CARGO_PKG_VERSION");
-    if let Some(version) = state.version.as_deref().filter(|v| *v != ours && state.loaded) {
+    let answer = host.facts.as_ref().and_then(|f| f.module.as_ref());
+    let other = state.version.as_deref().filter(|v| *v != ours && state.loaded);
+    let excluded = answer.is_some_and(|a| a.excluded);
+    if other.is_some() || excluded {
+        let severity = if excluded { Severity::Error } else { Severity::Warning };
+        let theirs = other.map_or("another ABI".to_owned(), |v| format!("version {v}"));
+        let mut finding = Finding::new("module-version", severity, format!("the loaded module is of {theirs}, this command is {ours}"));
+        if let Some(version) = other {
+            finding = finding.seen("/sys/module/pcieipc/version", version);
+        }
+        if let Some(answer) = answer {
+            finding = finding.seen("/dev/pcieipc", format!("ABI {}, accepts {} and newer", answer.abi, answer.abi_oldest));
+        }
         report.add(
-            Finding::new(
-                "module-version",
-                Severity::Warning,
-                format!("the loaded module is version {version}, this command is {ours}"),
-            )
-            .seen("/sys/module/pcieipc/version", version)
-            .so("Calls that one side does not know are refused; the command falls back to what both know.")
-            .mend("Install both from the same release, unload the old module and load the new one.")
-            .fix(
-                "Loads the installed version. All ranks must have ended.",
-                ["modprobe -r pcieipc".to_owned(), "modprobe pcieipc".to_owned()],
-            ),
+            finding
+                .so(if excluded { "Neither accepts the other: every call is refused, and ranks exchange over plain shared memory." } else { "Calls that one side does not know are refused; the command falls back to what both know." })
+                .mend("Install both from the same release, unload the old module and load the new one.")
+                .fix("Loads the installed version. All ranks must have ended.", ["modprobe -r pcieipc".to_owned(), "modprobe pcieipc".to_owned()]),
         );
     }
     if state.loaded && state.taint.contains('E') {

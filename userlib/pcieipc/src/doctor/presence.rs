@@ -40,7 +40,7 @@ pub(super) fn check(case: &Case<'_>, report: &mut Report) {
 fn fallen_off(tree: &Topology, function: &Function) -> Finding {
     let mut finding = Finding::new("device-fallen-off", Severity::Error, format!("{} does not answer: it fell off the bus", function.label()))
         .at(function.address)
-        .seen(file(function, "config"), "every byte reads ff")
+        .seen(file(function, "config"), "ids and class read ff")
         .so("Every access to the card returns ones. Jobs that use it hang or fail, its driver can not help it, and error recovery of its neighbours may be vetoed.")
         .mend("Look for power and heat first (a card that resets under load), then reset the slot by removing and rescanning; if it does not come back, switch the host off and on, and reseat the card.")
         .fix("Takes the card out of the kernel's list and looks for it again. Stop what uses it first.", remove_and_rescan(function));
@@ -121,7 +121,7 @@ const TROUBLE: &[(&str, &str)] = &[
     ("can't recover", "error recovery was refused by a driver"),
     ("recovery failed", "error recovery failed"),
     ("AER: device recovery failed", "error recovery failed"),
-    ("not ready", "a card did not come back after a reset"),
+    ("; giving up", "a card did not come back after a reset"),
     ("broken device, retraining", "a link did not train and was tried again at a low speed"),
     ("retraining failed", "a link did not train"),
 ];

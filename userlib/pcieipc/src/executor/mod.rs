@@ -94,6 +94,24 @@ impl<L: Links> Executor<L> {
         Ok(Self { links, options, tree, isa, epoch: 0, messages, failed: false, plans, scratch })
     }
 
+    /// Plans from now on for ranks that are near each other as the tree says; all alike if there is none. All ranks call it with the same tree
+    /// between two collectives.
+    ///
+    /// # Errors
+    /// `Argument` for a tree of other ranks.
+    pub fn set_tree(&mut self, tree: Option<Tree>) -> Result<()> {
+        let ranks = self.links.ranks();
+        let tree = tree.unwrap_or_else(|| Tree::flat(ranks));
+        if !tree.covers(ranks) {
+            return Err(Error::Argument(format!("the tree {tree} does not hold each of {ranks} ranks once")));
+        }
+        if tree != self.tree {
+            self.tree = tree;
+            self.plans.clear();
+        }
+        Ok(())
+    }
+
     /// The links, for those who look after them.
     pub fn links(&mut self) -> &mut L {
         &mut self.links

@@ -25,6 +25,7 @@ mod join_kmod;
 mod kmod_tests;
 mod mesh;
 mod message;
+mod near;
 mod survivors;
 
 use std::{
@@ -179,6 +180,8 @@ pub struct Group {
     /// Buffers registered so far.
     registered: u32,
     options: GroupOptions,
+    /// The PCIe tree, once the group follows it.
+    near: Option<near::Near>,
     // After the executor, whose links stand on it.
     ground: Ground,
 }
@@ -202,7 +205,7 @@ impl Group {
         match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes)?, deadline)? {
             Joined::Links(links) => {
                 let executor = Executor::new(links, options.executor.clone())?;
-                Ok(Self { executor, mesh, members, turn: 0, registered: 0, options, ground })
+                Ok(Self { executor, mesh, members, turn: 0, registered: 0, options, near: None, ground })
             }
             Joined::Again { why, .. } => Err(why),
         }

@@ -58,6 +58,8 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
             Joined::Links(links) => {
                 // The old links are dropped here; those left out read there that the group went on.
                 group.executor = Executor::new(links, group.options.executor.clone())?;
+                // The new executor's plans know nothing of the tree yet.
+                group.near.iter_mut().for_each(super::near::Near::forget);
                 for (old, contact) in group.mesh.contacts.iter_mut().enumerate() {
                     if !members.contains(&old) {
                         *contact = None;

@@ -63,7 +63,9 @@ impl Archive {
     /// Adds or replaces an entry. Dots in the path are resolved, so that it can not leave the archive.
     pub fn insert(&mut self, path: &str, entry: Entry) {
         let path = resolve("", path);
-        if path.is_empty() {
+        // No system has such names, and no archive can hold them.
+        let impossible = |text: &str| text.is_empty() || text.contains('\0');
+        if impossible(&path) || matches!(&entry, Entry::Link(target) if impossible(target)) {
             return;
         }
         self.name_in_parents(&path);

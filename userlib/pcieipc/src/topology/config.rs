@@ -25,8 +25,8 @@ pub struct Config<'a> {
 /// Why there is nothing to decode.
 #[derive(Debug, thiserror::Error)]
 pub enum NoConfig {
-    /// All bytes are ones: no device answers at this address.
-    #[error("every byte reads as ones: nothing answers at this address")]
+    /// Ids and class are ones: no device answers at this address.
+    #[error("ids and class read as ones: nothing answers at this address")]
     AllOnes,
     /// Fewer than the 64 bytes that everybody may read.
     #[error("only {0} of the header's 64 bytes could be read")]
@@ -44,8 +44,10 @@ impl<'a> Config<'a> {
     pub fn read(space: &'a dyn ReadAt) -> Result<Self, NoConfig> {
         let mut header = [0; HEADER];
         let length = space.read_at(&mut header, 0)?;
-        // A device that is gone answers ones everywhere. A function that never existed has no folder, so this one has left.
-        if length >= 4 && header[..length].iter().all(|b| *b == 0xff) {
+        // A device that is gone answers ones. Its ids alone do not tell: those of a living virtual function read as ones, too, but its
+        // class does not; and a virtual machine monitor may still fill in some bytes of a device that is gone.
+        let ones = |range: std::ops::Range<usize>| header.get(range).is_some_and(|bytes| bytes.iter().all(|b| *b == 0xff));
+        if length >= 12 && ones(0..4) && ones(8..12) {
             return Err(NoConfig::AllOnes);
         }
         if length < HEADER {

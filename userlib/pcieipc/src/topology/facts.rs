@@ -10,6 +10,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::DeviceError;
+
 /// Path of [`Facts`] as JSON.
 pub const FACTS: &str = "pcieipc/facts.json";
 /// Path of the kernel log, one record a line in the form of `/dev/kmsg`.
@@ -53,10 +55,12 @@ pub struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModuleAnswer {
-    /// ABI version, oldest that it accepts.
+    /// Its ABI version.
+    pub abi: u32,
+    /// The oldest library that it accepts.
     pub abi_oldest: u32,
-    /// ABI version, newest that it accepts.
-    pub abi_newest: u32,
+    /// Neither accepts the other.
+    pub excluded: bool,
 }
 
 /// The file at `path` if it is one of ours.
@@ -77,7 +81,15 @@ fn gather(root: &Path) -> Facts {
         shm_bytes: shm.as_ref().map(|s| s.blocks().saturating_mul(block)),
         shm_free: shm.as_ref().map(|s| s.blocks_available().saturating_mul(block)),
         node: node(&root.join("dev/pcieipc")),
-        module: None,
+        module: if root == Path::new("/") { module() } else { None },
+    }
+}
+
+fn module() -> Option<ModuleAnswer> {
+    match crate::device::Node::open() {
+        Ok(node) => Some(ModuleAnswer { abi: node.limits().version, abi_oldest: node.limits().oldest, excluded: false }),
+        Err(DeviceError::Version { module, module_oldest, .. }) => Some(ModuleAnswer { abi: module, abi_oldest: module_oldest, excluded: true }),
+        Err(_) => None,
     }
 }
 

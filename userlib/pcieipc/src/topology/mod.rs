@@ -33,6 +33,7 @@ mod read_function;
 mod redact;
 mod source;
 mod tree;
+mod tree_watch;
 pub mod uevent;
 
 pub use address::{Address, BadAddress};
@@ -47,4 +48,5 @@ pub use link::{Aspm, LinkEnd, LinkState, Speed};
 pub use nccl_xml::nccl_xml;
 pub use path::{Distance, Path, Reason, ReasonCode};
 pub use source::{Live, Origin, ReadAt, Source};
+pub use tree_watch::TreeWatch;
 pub use tree::{Hop, Note, NumaNode, Root, Slot, Topology};

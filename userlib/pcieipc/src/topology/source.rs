@@ -45,7 +45,7 @@ impl Origin {
                 "devices that NCCL does not use, kernel log, module and limits of the host",
             ],
             Self::Lspci => &[
-                "AER counters (only the status registers are there)",
+                "AER counters (only the status registers are there), ids of virtual functions (they read as ffff)",
                 "reset methods, NUMA distances, IOMMU mode, sizes of BARs where lspci could not read them",
                 "kernel log, module and limits of the host",
             ],

@@ -48,7 +48,10 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
             });
         } else if let Some(block) = &mut block {
             bytes(block, line);
-            property(block, line.trim());
+            // What is indented further belongs to a capability, and has regions of its own (those of virtual functions).
+            if let Some(text) = line.strip_prefix('\t').filter(|t| !t.starts_with(['\t', ' '])) {
+                property(block, text.trim());
+            }
         }
     }
     if let Some(done) = block {
