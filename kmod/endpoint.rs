@@ -29,7 +29,7 @@ use kernel::{
     seq_print,
     sync::{
         aref::ARef,
-        atomic::{Atomic, Relaxed},
+        atomic::{Atomic, Relaxed, Release},
         Arc, Mutex,
     },
 };
@@ -104,6 +104,8 @@ pub(crate) struct Endpoint {
     pub(crate) counters: Counters,
     /// Vectors that saw a storm since the last look, one bit each.
     pub(crate) storms: Atomic<u64>,
+    /// 1 when the event of the endpoint's end is in all queues; the status page says it a moment earlier.
+    pub(crate) end_told: Atomic<u32>,
     /// Its link as last sampled, and its best.
     pub(crate) link: Link,
     /// Limits events about correctable errors.
@@ -184,6 +186,7 @@ impl Endpoint {
                     correctable: Atomic::new(0),
                 },
                 storms: Atomic::new(0),
+                end_told: Atomic::new(0),
                 link,
                 correctable: Brake::new(),
                 bell_gate <- new_mutex!((), "pcieipc_bell"),
@@ -222,6 +225,9 @@ impl Endpoint {
         self.zap_bells();
         self.zap_windows();
         self.tell(kind::STATE, [u64::from(from), u64::from(to), 0, 0]);
+        if matches!(to, state::DEAD | state::GONE) {
+            self.end_told.store(1, Release);
+        }
         for vector in self.vectors.iter() {
             vector.wake();
         }

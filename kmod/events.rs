@@ -211,6 +211,8 @@ impl Queue {
 
     /// Wakes everybody who waits in poll or read, to look at the state again.
     pub(crate) fn wake(&self) {
+        // A reader that has looked and found nothing holds the lock until it sleeps, so it is not missed.
+        drop(self.ring.lock());
         self.waiters.notify_all();
     }
 

@@ -109,7 +109,7 @@ extern "C" fn read_iter(iocb: *mut bindings::kiocb, to: *mut bindings::iov_iter)
         (session(file), (*file).f_flags, (*iocb).ki_flags, IovIterDest::from_raw(to))
     };
     let nonblocking = flags & O_NONBLOCK != 0 || iocb_flags & IOCB_NOWAIT != 0;
-    let result = session.check_caller().and_then(|()| session.queue.read(to, nonblocking, || session.is_over()));
+    let result = session.check_caller().and_then(|()| session.queue.read(to, nonblocking, || session.is_end_told()));
     match result {
         Ok(bytes) => bytes as isize,
         Err(error) => error.to_errno() as isize,

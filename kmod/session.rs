@@ -180,6 +180,12 @@ impl Session {
         self.endpoint().is_ok_and(|endpoint| matches!(endpoint.status.state(), state::DEAD | state::GONE))
     }
 
+    /// Whether the endpoint is gone or dead and the event that tells it is in the queue: an end of file before that event
+    /// would hide it.
+    pub(crate) fn is_end_told(&self) -> bool {
+        self.endpoint().is_ok_and(|endpoint| endpoint.end_told.load(Acquire) != 0)
+    }
+
     /// ATTACH.
     pub(crate) fn attach(&self, call: &mut uapi::pcieipc_attach) -> Result {
         let endpoint = self.find_endpoint(call.endpoint)?;
