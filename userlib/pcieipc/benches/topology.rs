@@ -15,7 +15,11 @@ use pcieipc::{
 const LIMIT_MS: f64 = 100.0;
 
 fn main() -> ExitCode {
-    let root = tempfile::Builder::new().prefix("pcieipc-bench-").tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" });
+    let root = tempfile::Builder::new().prefix("pcieipc-bench-").tempdir_in(if Path::new("/dev/shm").is_dir() {
+        "/dev/shm"
+    } else {
+        "/tmp"
+    });
     let Ok(root) = root else { return ExitCode::FAILURE };
     unfold(root.path());
     let source = Live::at(root.path());
@@ -26,7 +30,13 @@ fn main() -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     println!("{functions} functions, {threads} processors");
     for (what, times) in [("read the tree", &read), ("examine it", &doctor)] {
-        println!("{what}: best {:.1} ms, median {:.1} ms, worst {:.1} ms of {}", times[0], times[times.len() / 2], times[times.len() - 1], times.len());
+        println!(
+            "{what}: best {:.1} ms, median {:.1} ms, worst {:.1} ms of {}",
+            times[0],
+            times[times.len() / 2],
+            times[times.len() - 1],
+            times.len()
+        );
     }
     if functions < 1000 || read[0] > LIMIT_MS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
@@ -61,7 +71,11 @@ fn unfold(root: &Path) {
             }
         }
     }
-    let numa: String = (0..4).map(|n| format!("[[numa]]\nid = {n}\ncpus = \"{}-{}\"\nsocket = {n}\ndistances = \"10 21 21 21\"\n", n * 32, n * 32 + 31)).collect();
+    let numa: String = (0..4)
+        .map(|n| {
+            format!("[[numa]]\nid = {n}\ncpus = \"{}-{}\"\nsocket = {n}\ndistances = \"10 21 21 21\"\n", n * 32, n * 32 + 31)
+        })
+        .collect();
     let text = format!("about = \"bench\"\ntree = \"\"\"\n{tree}\"\"\"\n{numa}");
     let fixture: Fixture = toml::from_str(&text).expect("the description is ours");
     for (path, entry) in fixture.build().expect("the description is ours").entries() {

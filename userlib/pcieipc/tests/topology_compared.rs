@@ -80,7 +80,11 @@ fn our_export_for_nccl_is_read_back_as_the_same_tree_of_cards() {
         let ours = read(host, "host.tar.gz");
         let back = Topology::read(&import::from_text(&nccl_xml(&ours.tree, &ours.host).unwrap()).unwrap());
         let cards = |t: &Topology| -> BTreeSet<Address> {
-            t.functions.iter().filter(|f| matches!(f.kind, Kind::Gpu | Kind::Nic | Kind::Accelerator | Kind::Fpga)).map(|f| f.address).collect()
+            t.functions
+                .iter()
+                .filter(|f| matches!(f.kind, Kind::Gpu | Kind::Nic | Kind::Accelerator | Kind::Fpga))
+                .map(|f| f.address)
+                .collect()
         };
         assert_eq!(cards(&ours.tree), cards(&back), "{host}");
         for address in cards(&back) {
@@ -120,7 +124,10 @@ fn the_doctor_finds_in_the_machines_what_was_done_to_them() {
         ours.map(|f| format!("{}@{}", f.id, f.at[0])).collect()
     };
     let set = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|n| (*n).to_owned()).collect() };
-    assert_eq!(findings("degraded-links"), set(&["link-speed-reduced@0000:02:00.0", "link-width-reduced@0000:01:00.0", "relaxed-ordering@0000:01:00.0"]));
+    assert_eq!(
+        findings("degraded-links"),
+        set(&["link-speed-reduced@0000:02:00.0", "link-width-reduced@0000:01:00.0", "relaxed-ordering@0000:01:00.0"])
+    );
     assert_eq!(findings("hot-plug"), set(&[]));
     assert_eq!(findings("two-host-bridges"), set(&[]));
     let sriov = findings("iommu-sriov");

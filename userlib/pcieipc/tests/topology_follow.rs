@@ -10,7 +10,8 @@ use pcieipc::{
 };
 
 fn fixture(name: &str) -> Fixture {
-    Fixture::load(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts").join(format!("{name}.toml"))).unwrap()
+    Fixture::load(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts").join(format!("{name}.toml")))
+        .unwrap()
 }
 
 /// A source whose host can be exchanged while it is followed.
@@ -54,7 +55,12 @@ fn a_card_that_leaves_and_returns_has_a_new_generation_and_no_generation_repeats
         *host.0.lock().unwrap() = with.clone();
         let changes = follower.wait(Duration::ZERO).unwrap();
         let generation = follower.generation(card).unwrap();
-        assert!(changes.iter().any(|c| matches!(c, Change::Returned { address, generation: g, .. } if *address == card && *g == generation)), "{changes:?}");
+        assert!(
+            changes
+                .iter()
+                .any(|c| matches!(c, Change::Returned { address, generation: g, .. } if *address == card && *g == generation)),
+            "{changes:?}"
+        );
         assert!(!seen.contains(&generation));
         seen.push(generation);
     }

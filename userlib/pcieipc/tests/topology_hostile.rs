@@ -24,7 +24,11 @@ fn build_all() -> Vec<Archive> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts");
     let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
     paths.sort();
-    paths.iter().filter(|p| p.extension().is_some_and(|e| e == "toml")).map(|p| Fixture::load(p).unwrap().build().unwrap()).collect()
+    paths
+        .iter()
+        .filter(|p| p.extension().is_some_and(|e| e == "toml"))
+        .map(|p| Fixture::load(p).unwrap().build().unwrap())
+        .collect()
 }
 
 /// Everything that reads a host, so that a panic anywhere shows.
@@ -179,7 +183,10 @@ fn buses_that_form_a_ring_are_cut() {
     let mut text = String::new();
     for (bus, below) in [(1, 2), (2, 1)] {
         text.push_str(&format!("0000:{bus:02x}:00.0 PCI bridge: x\n00: 86 80 34 12 07 00 00 00 00 00 04 06 00 00 01 00\n"));
-        text.push_str(&format!("10: 00 00 00 00 00 00 00 00 {bus:02x} {below:02x} {below:02x} 00 00 00 00 00\n20: {z}\n30: {z}\n\n", z = ["00"; 16].join(" ")));
+        text.push_str(&format!(
+            "10: 00 00 00 00 00 00 00 00 {bus:02x} {below:02x} {below:02x} 00 00 00 00 00\n20: {z}\n30: {z}\n\n",
+            z = ["00"; 16].join(" ")
+        ));
     }
     let tree = Topology::read(&import::from_text(&text).unwrap());
     assert_eq!(tree.functions.len(), 2);
@@ -189,8 +196,11 @@ fn buses_that_form_a_ring_are_cut() {
 
 /// Text that is near what the parsers expect.
 fn near(parts: &'static [&'static str]) -> impl Strategy<Value = String> {
-    prop::collection::vec(prop_oneof![4 => prop::sample::select(parts).prop_map(str::to_owned), 1 => ".{0,12}", 1 => "[0-9a-f:. ]{0,20}"], 0..60)
-        .prop_map(|v| v.concat())
+    prop::collection::vec(
+        prop_oneof![4 => prop::sample::select(parts).prop_map(str::to_owned), 1 => ".{0,12}", 1 => "[0-9a-f:. ]{0,20}"],
+        0..60,
+    )
+    .prop_map(|v| v.concat())
 }
 
 proptest! {

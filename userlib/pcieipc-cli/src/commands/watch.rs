@@ -59,7 +59,11 @@ impl Watch {
         let mut observer = Observer::new(self.source.open()?, self.source.is_live());
         self.metrics(&observer)?;
         let on_screen = self.log.is_none() && self.prometheus.is_none() && std::io::stdout().is_terminal();
-        if on_screen { self.screen(&mut observer, &stop)? } else { self.lines(&mut observer, &stop)? }
+        if on_screen {
+            self.screen(&mut observer, &stop)?
+        } else {
+            self.lines(&mut observer, &stop)?
+        }
         Ok(ExitCode::SUCCESS)
     }
 
@@ -74,7 +78,8 @@ impl Watch {
     fn metrics(&self, observer: &Observer) -> Result<(), Failure> {
         let Some(path) = &self.prometheus else { return Ok(()) };
         let tree = observer.follower.tree();
-        prometheus::write(path, observer, &|i| self.all || text::worth_showing(tree, i)).map_err(|e| Failure::Run(format!("{}: {e}", path.display())))
+        prometheus::write(path, observer, &|i| self.all || text::worth_showing(tree, i))
+            .map_err(|e| Failure::Run(format!("{}: {e}", path.display())))
     }
 
     /// Events as lines: JSON where asked for, else words; nothing but metrics where only those were asked for.
@@ -97,7 +102,9 @@ impl Watch {
         let mut states: Vec<(u32, String, u64)> = Vec::new();
         while !self.over(start, stop) {
             // Short waits, so that a signal ends the watch soon; the kernel's messages end a wait at once.
-            let events = observer.step(self.interval().min(Duration::from_millis(500))).map_err(|e| Failure::Run(format!("kernel messages: {e}")))?;
+            let events = observer
+                .step(self.interval().min(Duration::from_millis(500)))
+                .map_err(|e| Failure::Run(format!("kernel messages: {e}")))?;
             for event in &events {
                 write_event(log.as_mut(), self.prometheus.is_none(), event).map_err(|e| Failure::Run(e.to_string()))?;
             }
@@ -120,7 +127,12 @@ impl Watch {
         outcome
     }
 
-    fn screen_loop(&self, terminal: &mut ratatui::DefaultTerminal, observer: &mut Observer, stop: &AtomicBool) -> std::io::Result<()> {
+    fn screen_loop(
+        &self,
+        terminal: &mut ratatui::DefaultTerminal,
+        observer: &mut Observer,
+        stop: &AtomicBool,
+    ) -> std::io::Result<()> {
         let start = Instant::now();
         let mut view = screen::View { all: self.all, ..screen::View::default() };
         let mut looked = Instant::now();

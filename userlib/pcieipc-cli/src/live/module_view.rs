@@ -96,7 +96,9 @@ fn channels() -> HashMap<String, u64> {
             }
             let text = fs::read_to_string(process.path().join("fdinfo").join(fd.file_name())).unwrap_or_default();
             let field = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).map(str::trim);
-            if let (Some(address), Some(count)) = (field("pcieipc-pdev:"), field("pcieipc-channels:").and_then(|c| c.parse::<u64>().ok())) {
+            if let (Some(address), Some(count)) =
+                (field("pcieipc-pdev:"), field("pcieipc-channels:").and_then(|c| c.parse::<u64>().ok()))
+            {
                 *found.entry(address.to_owned()).or_default() += count;
             }
         }

@@ -48,11 +48,21 @@ fn escape(text: &str) -> String {
 pub fn text(observer: &Observer, shown: &dyn Fn(usize) -> bool) -> String {
     let tree = observer.follower.tree();
     let mut info = Family::new("pcieipc_function_info", "gauge", "A PCI function; the value is always 1.");
-    let mut reachable = Family::new("pcieipc_function_reachable", "gauge", "Whether the function answers: 0 when it fell off the bus.");
-    let mut generation = Family::new("pcieipc_function_generation", "gauge", "The life of the function since the watcher started.");
-    let mut speed = Family::new("pcieipc_link_speed_transfers_per_second", "gauge", "Transfers per second and lane of the link above the function.");
+    let mut reachable =
+        Family::new("pcieipc_function_reachable", "gauge", "Whether the function answers: 0 when it fell off the bus.");
+    let mut generation =
+        Family::new("pcieipc_function_generation", "gauge", "The life of the function since the watcher started.");
+    let mut speed = Family::new(
+        "pcieipc_link_speed_transfers_per_second",
+        "gauge",
+        "Transfers per second and lane of the link above the function.",
+    );
     let mut width = Family::new("pcieipc_link_width_lanes", "gauge", "Lanes in use by the link above the function.");
-    let mut best_speed = Family::new("pcieipc_link_best_speed_transfers_per_second", "gauge", "Transfers per second and lane that both ends can do.");
+    let mut best_speed = Family::new(
+        "pcieipc_link_best_speed_transfers_per_second",
+        "gauge",
+        "Transfers per second and lane that both ends can do.",
+    );
     let mut best_width = Family::new("pcieipc_link_best_width_lanes", "gauge", "Lanes that both ends have.");
     let mut errors = Family::new("pcieipc_aer_errors_total", "counter", "Errors that the function reported since it appeared.");
     for (index, function) in tree.functions.iter().enumerate().filter(|(i, _)| shown(*i)) {
@@ -113,7 +123,8 @@ pub fn text(observer: &Observer, shown: &dyn Fn(usize) -> bool) -> String {
     }
     let mut out = String::new();
     for family in [
-        info, reachable, generation, speed, width, best_speed, best_width, errors, changes, state, life, doorbells, interrupts, dma, lost, channels,
+        info, reachable, generation, speed, width, best_speed, best_width, errors, changes, state, life, doorbells, interrupts,
+        dma, lost, channels,
     ] {
         if family.samples.is_empty() {
             continue;

@@ -54,9 +54,16 @@ pub fn draw(frame: &mut Frame<'_>, observer: &Observer, view: &View) {
         })
         .collect();
     frame.render_widget(Paragraph::new(events).block(Block::bordered().title(" events (UTC, newest first) ")), bottom);
-    let hears = if observer.follower.hears_kernel() { "kernel's messages heard" } else { "no kernel messages: looking once an interval" };
+    let hears =
+        if observer.follower.hears_kernel() { "kernel's messages heard" } else { "no kernel messages: looking once an interval" };
     let paused = if view.paused { "PAUSED  " } else { "" };
-    frame.render_widget(Paragraph::new(format!(" {paused}q quit  a all functions  p pause  ↑↓ scroll   {hears}, tree version {}", observer.follower.version())), foot);
+    frame.render_widget(
+        Paragraph::new(format!(
+            " {paused}q quit  a all functions  p pause  ↑↓ scroll   {hears}, tree version {}",
+            observer.follower.version()
+        )),
+        foot,
+    );
 }
 
 fn colour(health: Health) -> Color {
@@ -94,7 +101,8 @@ fn card_table(observer: &Observer) -> Table<'static> {
         let hop = tree.hop(index);
         let state = |s: Option<pcieipc::topology::LinkState>| s.map_or("–".to_owned(), |s| s.to_string());
         // Ports on the way count for the card too.
-        let ways = std::iter::once(index).chain(tree.ancestors(index)).filter_map(|i| observer.rates.get(&tree.functions[i].address));
+        let ways =
+            std::iter::once(index).chain(tree.ancestors(index)).filter_map(|i| observer.rates.get(&tree.functions[i].address));
         let sum = ways.fold([0.0; 3], |sum, rate| [sum[0] + rate[0], sum[1] + rate[1], sum[2] + rate[2]]);
         let rate = |r: f64| if r == 0.0 { "0".to_owned() } else { format!("{r:.1}") };
         Row::new([
@@ -106,7 +114,13 @@ fn card_table(observer: &Observer) -> Table<'static> {
             Cell::from(rate(sum[1])),
             Cell::from(rate(sum[2])),
             // The module's own count where it drives the card, else the watcher's.
-            Cell::from(observer.endpoint(function.address).map(|e| e.generation).or(observer.follower.generation(function.address)).map_or(String::new(), |g| g.to_string())),
+            Cell::from(
+                observer
+                    .endpoint(function.address)
+                    .map(|e| e.generation)
+                    .or(observer.follower.generation(function.address))
+                    .map_or(String::new(), |g| g.to_string()),
+            ),
             Cell::from(function.driver.clone().unwrap_or_default()),
         ])
     });

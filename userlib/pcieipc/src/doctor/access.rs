@@ -119,7 +119,8 @@ fn module(case: &Case<'_>, report: &mut Report) {
     if other.is_some() || excluded {
         let severity = if excluded { Severity::Error } else { Severity::Warning };
         let theirs = other.map_or("another ABI".to_owned(), |v| format!("version {v}"));
-        let mut finding = Finding::new("module-version", severity, format!("the loaded module is of {theirs}, this command is {ours}"));
+        let mut finding =
+            Finding::new("module-version", severity, format!("the loaded module is of {theirs}, this command is {ours}"));
         if let Some(version) = other {
             finding = finding.seen("/sys/module/pcieipc/version", version);
         }
@@ -128,9 +129,16 @@ fn module(case: &Case<'_>, report: &mut Report) {
         }
         report.add(
             finding
-                .so(if excluded { "Neither accepts the other: every call is refused, and ranks exchange over plain shared memory." } else { "Calls that one side does not know are refused; the command falls back to what both know." })
+                .so(if excluded {
+                    "Neither accepts the other: every call is refused, and ranks exchange over plain shared memory."
+                } else {
+                    "Calls that one side does not know are refused; the command falls back to what both know."
+                })
                 .mend("Install both from the same release, unload the old module and load the new one.")
-                .fix("Loads the installed version. All ranks must have ended.", ["modprobe -r pcieipc".to_owned(), "modprobe pcieipc".to_owned()]),
+                .fix(
+                    "Loads the installed version. All ranks must have ended.",
+                    ["modprobe -r pcieipc".to_owned(), "modprobe pcieipc".to_owned()],
+                ),
         );
     }
     if state.loaded && state.taint.contains('E') {

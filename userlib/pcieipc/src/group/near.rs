@@ -47,7 +47,11 @@ impl Group {
     /// As for [`Group::follow_tree`].
     pub fn follow_tree_of(&mut self, source: Box<dyn Source>, endpoints: Vec<Address>) -> Result<()> {
         if endpoints.len() != self.options.ranks {
-            return Err(Error::Argument(format!("{} endpoints for {} ranks: give one for each rank of the meeting", endpoints.len(), self.options.ranks)));
+            return Err(Error::Argument(format!(
+                "{} endpoints for {} ranks: give one for each rank of the meeting",
+                endpoints.len(),
+                self.options.ranks
+            )));
         }
         let watch = TreeWatch::start(source, endpoints.clone(), INTERVAL).map_err(|source| Error::System {
             call: "pthread_create",
@@ -90,7 +94,8 @@ impl Group {
         self.tell(result)?;
         let length = text.iter().position(|b| *b == 0).unwrap_or(LONGEST);
         // All ranks read the same bytes, so they all take the same tree or none.
-        let tree = std::str::from_utf8(&text[..length]).ok().and_then(|t| t.parse::<Tree>().ok()).filter(|t| t.covers(self.ranks()));
+        let tree =
+            std::str::from_utf8(&text[..length]).ok().and_then(|t| t.parse::<Tree>().ok()).filter(|t| t.covers(self.ranks()));
         self.executor.set_tree(tree.clone())?;
         if let (Some(near), Some(version)) = (&mut self.near, version) {
             near.planned_for = version;

@@ -88,7 +88,9 @@ fn gather(root: &Path) -> Facts {
 fn module() -> Option<ModuleAnswer> {
     match crate::device::Node::open() {
         Ok(node) => Some(ModuleAnswer { abi: node.limits().version, abi_oldest: node.limits().oldest, excluded: false }),
-        Err(DeviceError::Version { module, module_oldest, .. }) => Some(ModuleAnswer { abi: module, abi_oldest: module_oldest, excluded: true }),
+        Err(DeviceError::Version { module, module_oldest, .. }) => {
+            Some(ModuleAnswer { abi: module, abi_oldest: module_oldest, excluded: true })
+        }
         Err(_) => None,
     }
 }

@@ -149,7 +149,10 @@ pub struct Follower {
 
 impl std::fmt::Debug for Follower {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Follower").field("functions", &self.tree.functions.len()).field("version", &self.version).finish_non_exhaustive()
+        f.debug_struct("Follower")
+            .field("functions", &self.tree.functions.len())
+            .field("version", &self.version)
+            .finish_non_exhaustive()
     }
 }
 
@@ -283,7 +286,12 @@ impl Follower {
         for function in &before.functions {
             let address = function.address;
             let generation = self.generation(address).unwrap_or(0);
-            let reborn = now.find(address).is_some_and(|f| removed.contains(&address) || f.life != function.life || f.identity.vendor != function.identity.vendor || f.identity.device != function.identity.device);
+            let reborn = now.find(address).is_some_and(|f| {
+                removed.contains(&address)
+                    || f.life != function.life
+                    || f.identity.vendor != function.identity.vendor
+                    || f.identity.device != function.identity.device
+            });
             if now.position(address).is_none() || reborn {
                 self.generations.remove(&address);
                 changes.push(Change::Removed { address, generation, name: function.label() });
@@ -295,10 +303,16 @@ impl Follower {
                 let name = function.label();
                 let returned = self.known.contains_key(&address);
                 let generation = self.begin_life(address);
-                changes.push(if returned { Change::Returned { address, generation, name } } else { Change::Appeared { address, generation, name } });
+                changes.push(if returned {
+                    Change::Returned { address, generation, name }
+                } else {
+                    Change::Appeared { address, generation, name }
+                });
                 continue;
             };
-            let Some((old_index, old)) = before.position(address).and_then(|i| Some((i, before.functions.get(i)?))) else { continue };
+            let Some((old_index, old)) = before.position(address).and_then(|i| Some((i, before.functions.get(i)?))) else {
+                continue;
+            };
             match (old.reach == Reach::AllOnes, function.reach == Reach::AllOnes) {
                 (false, true) => changes.push(Change::FellOff { address, generation }),
                 (true, false) => changes.push(Change::Answers { address, generation }),
@@ -312,7 +326,8 @@ impl Follower {
             }
             if let (Some(old), Some(new)) = (&old.aer, &function.aer) {
                 let added = new.since(old);
-                let worst = [Severity::Fatal, Severity::NonFatal, Severity::Correctable].into_iter().find(|s| added.total(*s) > 0);
+                let worst =
+                    [Severity::Fatal, Severity::NonFatal, Severity::Correctable].into_iter().find(|s| added.total(*s) > 0);
                 if let Some(worst) = worst {
                     changes.push(Change::Errors { address, generation, added, worst });
                 }

@@ -48,5 +48,5 @@ pub use link::{Aspm, LinkEnd, LinkState, Speed};
 pub use nccl_xml::nccl_xml;
 pub use path::{Distance, Path, Reason, ReasonCode};
 pub use source::{Live, Origin, ReadAt, Source};
-pub use tree_watch::TreeWatch;
 pub use tree::{Hop, Note, NumaNode, Root, Slot, Topology};
+pub use tree_watch::TreeWatch;

@@ -46,13 +46,22 @@ impl Topology {
             };
             let function = &self.functions[index];
             let id = &function.identity;
-            let _ = write!(key, ";{rank}:{:04x}:{:04x}:{:04x}:{:04x}", id.vendor, id.device, id.subsystem_vendor, id.subsystem_device);
+            let _ = write!(
+                key,
+                ";{rank}:{:04x}:{:04x}:{:04x}:{:04x}",
+                id.vendor, id.device, id.subsystem_vendor, id.subsystem_device
+            );
             for hop in self.hops(index) {
                 let speed = hop.best.map_or(0, |b| b.speed.generation());
                 let width = hop.now.or(hop.best).map_or(0, |l| l.width);
                 let _ = write!(key, ",{speed}x{width}");
             }
-            let _ = write!(key, ",n{},{}", function.numa_node.map_or("?".into(), |n| n.to_string()), self.iommu_mode(function).unwrap_or("none"));
+            let _ = write!(
+                key,
+                ",n{},{}",
+                function.numa_node.map_or("?".into(), |n| n.to_string()),
+                self.iommu_mode(function).unwrap_or("none")
+            );
             for other in endpoints[..rank].iter().filter_map(|a| self.position(*a)) {
                 if let Some(path) = self.path(other, index) {
                     let _ = write!(key, ",{}{}", path.distance, if path.through_root { "+" } else { "" });
@@ -66,14 +75,20 @@ impl Topology {
 fn part(members: &[(usize, &[String])]) -> Tree {
     match members {
         [(rank, _)] => Tree::Leaf(*rank),
-        _ if members.iter().all(|(_, levels)| levels.is_empty()) => Tree::Part(members.iter().map(|(rank, _)| Tree::Leaf(*rank)).collect()),
+        _ if members.iter().all(|(_, levels)| levels.is_empty()) => {
+            Tree::Part(members.iter().map(|(rank, _)| Tree::Leaf(*rank)).collect())
+        }
         _ => {
             let mut parts = BTreeMap::<Option<&String>, Vec<(usize, &[String])>>::new();
             for (rank, levels) in members {
                 parts.entry(levels.first()).or_default().push((*rank, levels.get(1..).unwrap_or_default()));
             }
             // A level that all share parts nobody.
-            if parts.len() == 1 { parts.into_values().next().map_or_else(|| Tree::flat(0), |all| part(&all)) } else { Tree::Part(parts.values().map(|p| part(p)).collect()) }
+            if parts.len() == 1 {
+                parts.into_values().next().map_or_else(|| Tree::flat(0), |all| part(&all))
+            } else {
+                Tree::Part(parts.values().map(|p| part(p)).collect())
+            }
         }
     }
 }

@@ -11,7 +11,12 @@ use std::{
     time::Duration,
 };
 
-use super::{address::Address, follow::{Change, Follower}, source::Source, tree::Topology};
+use super::{
+    address::Address,
+    follow::{Change, Follower},
+    source::Source,
+    tree::Topology,
+};
 
 /// Changes that are kept for [`TreeWatch::take`]; older ones are dropped, and counted.
 const KEPT: usize = 1024;
@@ -55,7 +60,11 @@ impl TreeWatch {
     pub fn start(source: Box<dyn Source>, endpoints: Vec<Address>, interval: Duration) -> io::Result<Self> {
         let mut follower = Follower::new(source);
         let tree = Arc::new(follower.tree().clone());
-        let shared = Arc::new(Shared { version: AtomicU64::new(1), stop: AtomicBool::new(false), state: Mutex::new(State { tree, changes: Vec::new(), dropped: 0 }) });
+        let shared = Arc::new(Shared {
+            version: AtomicU64::new(1),
+            stop: AtomicBool::new(false),
+            state: Mutex::new(State { tree, changes: Vec::new(), dropped: 0 }),
+        });
         let ours = shared.clone();
         let thread = std::thread::Builder::new().name("pcieipc-tree".into()).spawn(move || {
             while !ours.stop.load(Ordering::Relaxed) {
@@ -103,7 +112,9 @@ fn take_in(shared: &Shared, follower: &Follower, endpoints: &[Address], changes:
     let matters = |address: Address| {
         endpoints.is_empty()
             || [&state.tree, &tree].into_iter().any(|t| {
-                endpoints.iter().any(|e| *e == address || t.position(*e).is_some_and(|i| t.ancestors(i).any(|a| t.functions[a].address == address)))
+                endpoints.iter().any(|e| {
+                    *e == address || t.position(*e).is_some_and(|i| t.ancestors(i).any(|a| t.functions[a].address == address))
+                })
             })
     };
     let alters = changes.iter().any(|c| c.alters_tree() && matters(c.address()));

@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn messages_about_pci_functions_are_understood_and_others_left_alone() {
-        let message = b"remove@/devices/pci0000:00/0000:00:02.0\0ACTION=remove\0SUBSYSTEM=pci\0PCI_SLOT_NAME=0000:00:02.0\0SEQNUM=7\0";
+        let message =
+            b"remove@/devices/pci0000:00/0000:00:02.0\0ACTION=remove\0SUBSYSTEM=pci\0PCI_SLOT_NAME=0000:00:02.0\0SEQNUM=7\0";
         assert_eq!(parse(message), Some(Uevent { action: Action::Remove, address: "0000:00:02.0".parse().unwrap() }));
         assert_eq!(parse(b"add@/x\0ACTION=add\0SUBSYSTEM=net\0PCI_SLOT_NAME=0000:00:02.0\0"), None);
         assert_eq!(parse(b"\xff\xfe\0=\0ACTION=add"), None);
