@@ -253,7 +253,7 @@ fn extended(image: &mut Image, line: &Line, child: Option<&Line>) {
         let (now, largest) = sizes.split_once(':').unwrap_or((sizes, sizes));
         let exponent = |text| size(text).unwrap_or(1 << 20).ilog2() - 20;
         let at = image.extended(0x15, 12);
-        image.put32(at + 4, ((1u64 << (exponent(largest) + 1)) - 1 << 4) as u32);
+        image.put32(at + 4, (((1u64 << (exponent(largest) + 1)) - 1) << 4) as u32);
         image.put32(at + 8, bar.parse().unwrap_or(0) | 1 << 5 | exponent(now) << 8);
     }
     if let Some(lanes) = line.hex("lanes") {

@@ -21,8 +21,8 @@ pub(crate) fn build(fixture: &Fixture, tree: &str) -> Result<Archive, String> {
         next_low: 0x9000_0000,
     };
     host.archive.folder("sys/bus/pci/devices");
-    for index in 0..lines.len() {
-        if lines[index].kind != "root" {
+    for (index, line) in lines.iter().enumerate() {
+        if line.kind != "root" {
             host.function(index);
         }
     }

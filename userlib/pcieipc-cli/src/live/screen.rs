@@ -124,7 +124,7 @@ fn card_table(observer: &Observer) -> Table<'static> {
             Cell::from(function.driver.clone().unwrap_or_default()),
         ])
     });
-    let widths = [14, 12, 14, 14, 12, 12, 10, 10, 16].map(Constraint::Length);
+    let widths = [14, 12, 14, 14, 14, 12, 10, 11, 16].map(Constraint::Length);
     Table::new(rows, widths)
         .header(
             Row::new(["card", "kind", "link", "at best", "correctable/s", "non-fatal/s", "fatal/s", "generation", "driver"])
@@ -158,4 +158,56 @@ fn endpoint_table(observer: &Observer) -> Table<'static> {
                 .style(Style::new().add_modifier(Modifier::BOLD)),
         )
         .block(Block::bordered().title(" endpoints of the module "))
+}
+
+#[cfg(test)]
+mod tests {
+    use pcieipc::topology::import;
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::*;
+    use crate::live::prometheus;
+
+    fn observer() -> Observer {
+        let file =
+            std::fs::File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qemu/degraded-links/host.tar.gz"));
+        Observer::new(Box::new(import::open(file.unwrap()).unwrap()), false)
+    }
+
+    #[test]
+    fn the_screen_shows_tree_links_and_errors_at_every_size() {
+        let observer = observer();
+        for (width, height) in [(140, 40), (80, 24), (20, 5), (1, 1)] {
+            let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+            terminal.draw(|frame| draw(frame, &observer, &View::default())).unwrap();
+            let text: String = terminal.backend().buffer().content().iter().map(|c| c.symbol()).collect();
+            if width == 140 {
+                for expected in ["DEGRADED", "0000:01:00.0", "16 GT/s x4", "correctable/s", "events"] {
+                    assert!(text.contains(expected), "{expected}: {text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn metrics_follow_the_conventions_of_prometheus() {
+        let observer = observer();
+        let text = prometheus::text(&observer, &|_| true);
+        assert!(text.contains("pcieipc_link_width_lanes{address=\"0000:01:00.0\"} 4\n"), "{text}");
+        assert!(text.contains("pcieipc_link_best_width_lanes{address=\"0000:01:00.0\"} 16\n"));
+        assert!(text.contains("pcieipc_aer_errors_total{address=\"0000:01:00.0\",severity=\"correctable\",kind=\"all\"} 0\n"));
+        let mut seen = std::collections::HashSet::new();
+        let mut family = "";
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+                family = name;
+            } else if !line.starts_with('#') {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                assert!(series.starts_with(&format!("{family}{{")) && value.parse::<f64>().is_ok(), "{line}");
+                assert!(seen.insert(series), "twice: {line}");
+            }
+        }
+    }
 }

@@ -36,7 +36,9 @@ pub fn draw(tree: &Topology) -> String {
             };
             let _ = write!(out, "{letters:<7}");
         }
-        let node = tree.functions[*a].numa_node;
+        // Where there is but one node, everything is near to it, said or not.
+        let sole = if let [only] = tree.numa_nodes.as_slice() { Some(only.id) } else { None };
+        let node = tree.functions[*a].numa_node.or(sole);
         let cpus = node.and_then(|n| tree.numa_nodes.iter().find(|m| m.id == n)).map_or("", |n| n.cpus.as_str());
         let _ = writeln!(out, "{cpus:<17}{}", node.map_or("N/A".to_owned(), |n| n.to_string()));
     }

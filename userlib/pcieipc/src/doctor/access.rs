@@ -103,7 +103,7 @@ fn module(case: &Case<'_>, report: &mut Report) {
         let mut remedy = "`modprobe pcieipc`; install its package first if it is not there.".to_owned();
         if secure || locked {
             finding = finding.seen("lockdown", host.lockdown.as_deref().unwrap_or("unknown"));
-            remedy.push_str(" Secure boot or lockdown is on: the module must be signed with a key that the firmware knows (docs/install.md: signing).");
+            remedy.push_str(" Secure boot or lockdown is on: the module must be signed with a key that the firmware knows (`mokutil --import`).");
         }
         report.add(
             finding
@@ -148,7 +148,7 @@ fn module(case: &Case<'_>, report: &mut Report) {
                 .seen("/sys/module/pcieipc/taint", &state.taint)
                 .seen("secure boot", host.secure_boot.map_or("unknown", |s| if s { "on" } else { "off" }))
                 .so("It works now. Under secure boot with lockdown the kernel will refuse it at the next start, and the host marks itself as tainted.")
-                .mend("Sign it (docs/install.md: signing) and enrol the key, or take a signed package."),
+                .mend("Sign it and enrol the key (`mokutil --import`), or take a signed package."),
         );
     }
     if let Some(refused) = host.facts.as_ref().and_then(|f| f.node.as_ref()).and_then(|n| Some((n, n.refused.as_ref()?))) {
@@ -197,6 +197,6 @@ fn virtual_machine(case: &Case<'_>, report: &mut Report) {
         finding
             .seen("hypervisor", name)
             .so("Distances, links and error counters here are those of the virtual machine. Two cards may share a switch or sit in different sockets: nobody inside can tell, and NCCL and others guess wrong.")
-            .mend("Measure with `pcieipc bench`, which does not trust the tree; ask the provider for the topology file of this machine type (NCCL_TOPO_FILE), or run `pcieipc doctor` on the host."),
+            .mend("Trust measurements, not the tree; ask the provider for the topology file of this machine type (NCCL_TOPO_FILE), or run `pcieipc doctor` on the host."),
     );
 }

@@ -145,7 +145,7 @@ fn reporting(case: &Case<'_>, report: &mut Report) {
                 .at_all(addresses)
                 .seen(register(blind[0], "extended capability 0001"), "absent")
                 .so("Damaged or lost packets of these functions are neither counted nor reported; a failing link shows only as slowness.")
-                .mend("Nothing to set: the hardware or the virtual machine does not offer it. Rely on link speed, width and checked mode (`--checked`)."),
+                .mend("Nothing to set: the hardware or the virtual machine does not offer it. Rely on link speed, width and checked mode."),
         );
     }
     let roots: Vec<usize> =
