@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The pcieipc command.
 
+mod bench;
 mod commands;
 mod demo;
 mod failure;
@@ -30,6 +31,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(commands::bench::Bench),
+    #[command(hide = true)]
+    BenchRank(commands::bench_rank::BenchRank),
     Demo(commands::demo::Demo),
     Doctor(commands::doctor::Doctor),
     Info(commands::info::Info),
@@ -44,6 +48,8 @@ enum Command {
 fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let (json, outcome) = match Arguments::parse().command {
+        Command::Bench(command) => (command.json, command.run().map(done)),
+        Command::BenchRank(command) => (false, command.run().map(done)),
         Command::Demo(command) => (command.json, command.run().map(done)),
         Command::Doctor(command) => (command.json, command.run()),
         Command::Info(command) => (command.json, command.run().map(done)),

@@ -52,7 +52,8 @@ impl Interruption {
         Ok(Self(flag))
     }
 
-    fn came(&self) -> bool {
+    /// Whether it has.
+    pub fn came(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

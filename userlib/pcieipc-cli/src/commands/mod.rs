@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One file a command.
 
+pub mod bench;
+pub mod bench_rank;
 pub mod demo;
 pub mod doctor;
 pub mod info;

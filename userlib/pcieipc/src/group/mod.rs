@@ -18,6 +18,7 @@
 //! ```
 
 mod buffers;
+mod collectives;
 mod directory;
 mod join;
 mod join_kmod;

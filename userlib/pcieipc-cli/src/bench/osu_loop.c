@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Times MPI_Allreduce of floats as the OSU benchmarks do: two buffers, many calls in a row, the slowest rank counts.
+// usage: osu_loop SECONDS BYTES...; rank 0 prints "BYTES MICROSECONDS" for each size, the median of five repeats.
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    double budget = atof(argv[1]);
+    for (int arg = 2; arg < argc; arg++) {
+        size_t bytes = strtoull(argv[arg], NULL, 10);
+        int count = (int)(bytes / sizeof(float));
+        float *in = malloc(bytes), *out = malloc(bytes);
+        for (int i = 0; i < count; i++) {
+            in[i] = (float)((i * 7 + rank * 13) % 7);
+            out[i] = 0;
+        }
+        double once, slowest, times[5];
+        for (int i = 0; i < 4; i++) {
+            if (i == 1)
+                once = MPI_Wtime();
+            MPI_Allreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        }
+        once = (MPI_Wtime() - once) / 3;
+        MPI_Allreduce(&once, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+        int calls = (int)(budget / slowest);
+        calls = calls < 3 ? 3 : calls > 20000 ? 20000 : calls;
+        for (int repeat = 0; repeat < 5; repeat++) {
+            MPI_Barrier(MPI_COMM_WORLD);
+            double begun = MPI_Wtime();
+            for (int i = 0; i < calls; i++)
+                MPI_Allreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+            double each = (MPI_Wtime() - begun) / calls;
+            MPI_Allreduce(&each, &times[repeat], 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+        }
+        qsort(times, 5, sizeof(times[0]), by_value);
+        if (rank == 0) {
+            printf("%zu %.4f\n", bytes, times[2] * 1e6);
+            fflush(stdout);
+        }
+        free(in);
+        free(out);
+    }
+    MPI_Finalize();
+    return 0;
+}

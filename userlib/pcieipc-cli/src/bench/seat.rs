@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What one rank of a benchmark does.
+
+use std::{
+    hint::black_box,
+    io::Write,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use half::{bf16, f16};
+use nix::sys::resource::{UsageWho, getrusage};
+use pcieipc::{
+    Result,
+    device::EndpointId,
+    group::{Group, GroupOptions, KmodOptions, Transport},
+    plan::{Collective, Form},
+    reduce::{Element, In, Isa, Kind, Op, Out, fold},
+    registered::Registered,
+    transport::kmod,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Job, Memory, Over, Row, Timing};
+use crate::{failure::Failure, ranks::Mover};
+
+const REPEATS: usize = 5;
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A rank's place in a job.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Seat {
+    /// Which rank.
+    pub rank: usize,
+    /// Where the ranks meet.
+    pub meeting: PathBuf,
+    /// What is measured.
+    pub job: Job,
+}
+
+/// Does a rank's part of the job; rank 0 writes a row a line.
+///
+/// # Errors
+/// Use for names that do not exist, otherwise Run.
+pub fn take(seat: &Seat) -> std::result::Result<(), Failure> {
+    let kind: Kind = seat.job.kind.parse().map_err(Failure::Use)?;
+    match kind {
+        Kind::F64 => measure::<f64>(seat),
+        Kind::F32 => measure::<f32>(seat),
+        Kind::F16 => measure::<f16>(seat),
+        Kind::BF16 => measure::<bf16>(seat),
+        Kind::I8 => measure::<i8>(seat),
+        Kind::I16 => measure::<i16>(seat),
+        Kind::I32 => measure::<i32>(seat),
+        Kind::I64 => measure::<i64>(seat),
+        Kind::U8 => measure::<u8>(seat),
+        Kind::U16 => measure::<u16>(seat),
+        Kind::U32 => measure::<u32>(seat),
+        Kind::U64 => measure::<u64>(seat),
+    }
+}
+
+/// An element that small whole numbers can be made of.
+trait Number: Element + PartialEq + Default {
+    fn of(value: u8) -> Self;
+}
+
+macro_rules! numbers {
+    ($($t:ty),*) => { $(impl Number for $t { fn of(value: u8) -> Self { Self::from(value) } })* };
+}
+numbers!(f64, f32, f16, bf16, i16, i32, i64, u8, u16, u32, u64);
+impl Number for i8 {
+    fn of(value: u8) -> Self {
+        value as i8
+    }
+}
+
+fn measure<T: Number>(seat: &Seat) -> std::result::Result<(), Failure> {
+    let job = &seat.job;
+    let collective: Collective = job.collective.parse().map_err(Failure::Use)?;
+    let op: Op = job.op.parse().map_err(Failure::Use)?;
+    let mut options = GroupOptions::new(seat.rank, job.ranks, &seat.meeting);
+    options.executor.algorithm = job.algorithm.as_deref().map(str::parse).transpose().map_err(Failure::Use)?;
+    if let Over::Kmod { endpoints, mover } = &job.over {
+        let mover = match mover {
+            Mover::Processor => kmod::Mover::Processor,
+            Mover::Engine => kmod::Mover::Engine,
+        };
+        let endpoint = endpoints.get(seat.rank).map(|&id| EndpointId(id));
+        options.transport = Transport::Kmod(KmodOptions { endpoint, mover, ..KmodOptions::default() });
+    }
+    let group = Group::meet(options)?;
+    let mut bench = Bench { group, collective, op, root: job.root, time: job.time, check: job.check };
+    for &bytes in &job.sizes {
+        let row = bench.row::<T>(bytes, job.memory, job.limit)?;
+        if seat.rank == 0 {
+            let line = serde_json::to_string(&row).map_err(|e| Failure::Run(e.to_string()))?;
+            writeln!(std::io::stdout().lock(), "{line}").map_err(|e| Failure::Run(format!("the parent is gone: {e}")))?;
+        }
+    }
+    Ok(())
+}
+
+struct Bench {
+    group: Group,
+    collective: Collective,
+    op: Op,
+    root: usize,
+    time: Duration,
+    check: bool,
+}
+
+impl Bench {
+    fn row<T: Number>(&mut self, bytes: usize, memory: Memory, limit: bool) -> Result<Row> {
+        let n = self.group.ranks();
+        // As in nccl-tests: the size is that of the larger buffer, cut to whole blocks.
+        let blocks = match self.collective {
+            Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => n,
+            _ => 1,
+        };
+        let block = bytes / size_of::<T>() / blocks;
+        let count = block * blocks;
+        let mut row = Row { bytes: count * size_of::<T>(), count, out_of_place: None, in_place: None, limit: None };
+        if memory == Memory::Registered {
+            let mut buffer = self.group.register::<T>(count, WAIT)?;
+            row.in_place = Some(self.time_registered(&mut buffer)?);
+            if limit {
+                row.limit = Some(self.limit::<T>(count)?);
+            }
+            return Ok(row);
+        }
+        let (ins, outs) = match self.collective {
+            Collective::ReduceScatter => (count, block),
+            Collective::AllGather => (block, count),
+            _ => (count, count),
+        };
+        let (input, mut output) = (self.inputs::<T>(ins), vec![T::default(); outs]);
+        let (collective, op, root) = (self.collective, self.op, self.root);
+        let two = |group: &mut Group, output: &mut Vec<T>| match collective {
+            Collective::AllReduce => group.all_reduce_into(&input, output, op, WAIT),
+            Collective::ReduceScatter => group.reduce_scatter(&input, output, op, WAIT),
+            Collective::AllGather => group.all_gather(&input, output, WAIT),
+            Collective::AllToAll => group.all_to_all(&input, output, WAIT),
+            Collective::Reduce => group.reduce(&input, output, op, root, WAIT),
+            _ => {
+                if group.rank() == root {
+                    output.copy_from_slice(&input);
+                }
+                group.broadcast(output, root, WAIT)
+            }
+        };
+        row.out_of_place = Some(self.time(&mut output, |_| (), two)?);
+        let mut buffer = output;
+        row.in_place = match collective {
+            Collective::AllReduce => Some(self.time(
+                &mut buffer,
+                |b| b.copy_from_slice(&input),
+                |group, b: &mut Vec<T>| group.all_reduce(b, op, WAIT),
+            )?),
+            Collective::Broadcast => Some(self.time(
+                &mut buffer,
+                |b| b.copy_from_slice(&input),
+                |group, b: &mut Vec<T>| group.broadcast(b, root, WAIT),
+            )?),
+            _ => None,
+        };
+        Ok(row)
+    }
+
+    fn time_registered<T: Number>(&mut self, buffer: &mut Registered<T>) -> Result<Timing> {
+        let (input, op) = (self.inputs::<T>(buffer.len()), self.op);
+        self.time(buffer, |b| b.copy_from_slice(&input), |group, b: &mut Registered<T>| group.all_reduce_registered(b, op, WAIT))
+    }
+
+    /// Checks one call, then times many.
+    fn time<T: Number, B: std::ops::Deref<Target = [T]>>(
+        &mut self,
+        buffer: &mut B,
+        prepare: impl Fn(&mut B),
+        call: impl Fn(&mut Group, &mut B) -> Result<()>,
+    ) -> Result<Timing> {
+        prepare(buffer);
+        self.group.barrier(WAIT)?;
+        call(&mut self.group, buffer)?;
+        let wrong = if self.check { self.wrong(buffer) } else { 0 };
+        let begun = Instant::now();
+        for _ in 0..3 {
+            call(&mut self.group, buffer)?;
+        }
+        let once = self.slowest(begun.elapsed().as_secs_f64() / 3.0)?;
+        let calls = ((self.time.as_secs_f64() / once) as usize).clamp(3, 20_000);
+        let (mut times, before) = (Vec::with_capacity(REPEATS), self.costs());
+        for _ in 0..REPEATS {
+            self.group.barrier(WAIT)?;
+            let begun = Instant::now();
+            for _ in 0..calls {
+                call(&mut self.group, buffer)?;
+            }
+            times.push(self.slowest(begun.elapsed().as_secs_f64() / calls as f64)?);
+        }
+        let after = self.costs();
+        times.sort_by(f64::total_cmp);
+        let each = (REPEATS * calls) as f64;
+        let mut sums = [wrong as f64, 0.0, 0.0, 0.0];
+        for (sum, (a, b)) in sums[1..].iter_mut().zip(after.into_iter().zip(before)) {
+            *sum = (a - b) / each;
+        }
+        self.group.all_reduce(&mut sums, Op::Sum, WAIT)?;
+        let n = self.group.ranks() as f64;
+        let result = (buffer.len() * size_of::<T>()).max(1) as f64;
+        // Every rank also stores its result once.
+        let stored = sums[1] / n / result + 1.0;
+        Ok(Timing { seconds: times[REPEATS / 2], wrong: sums[0] as u64, stored, syscalls: sums[2] / n, switches: sums[3] / n })
+    }
+
+    /// Bytes sent, system calls and context switches so far.
+    fn costs(&mut self) -> [f64; 3] {
+        let counters = self.group.counters();
+        let switches = getrusage(UsageWho::RUSAGE_SELF)
+            .map_or(0, |usage| usage.voluntary_context_switches() + usage.involuntary_context_switches());
+        // A sleep is a poll, a wake-up also a read of the bell, a doorbell a write.
+        [counters.bytes as f64, (counters.sleeps + counters.wakeups + counters.doorbells) as f64, switches as f64]
+    }
+
+    fn slowest(&mut self, seconds: f64) -> Result<f64> {
+        let mut all = [seconds];
+        self.group.all_reduce(&mut all, Op::Max, WAIT)?;
+        Ok(all[0])
+    }
+
+    /// The loads and stores that a rank's zero-copy all-reduce needs, on private memory and without waiting for anybody.
+    fn limit<T: Number>(&mut self, count: usize) -> Result<f64> {
+        let n = self.group.ranks();
+        let shard = count / n;
+        let isa = Isa::detect();
+        let mut own = vec![T::of(1); count];
+        let others: Vec<Vec<T>> = (1..n).map(|_| vec![T::of(1); shard.max(count - shard)]).collect();
+        let mut times = Vec::new();
+        for _ in 0..REPEATS {
+            self.group.barrier(WAIT)?;
+            let begun = Instant::now();
+            let start = own.as_mut_ptr().cast::<u8>();
+            let mut ins = vec![In { ptr: start.cast_const(), form: Form::Element }];
+            ins.extend(others.iter().map(|o| In { ptr: o.as_ptr().cast(), form: Form::Element }));
+            let out = |ptr| [Out { stream: true, ..Out::new(ptr, Form::Element) }];
+            // SAFETY: all buffers hold at least a shard, the shard's target is its first source, and the rest of `own` is
+            // as long as what is copied to it.
+            unsafe {
+                fold(isa, T::KIND, self.op, &ins, &out(start), shard, None);
+                if let Some(other) = others.first() {
+                    let from = [In { ptr: other.as_ptr().cast(), form: Form::Element }];
+                    fold(isa, T::KIND, self.op, &from, &out(start.add(shard * size_of::<T>())), count - shard, None);
+                }
+            }
+            black_box(&own);
+            times.push(self.slowest(begun.elapsed().as_secs_f64())?);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[REPEATS / 2])
+    }
+
+    /// What rank `rank` puts in: small enough that every operation on 16 of them is exact in every type.
+    fn value(&self, rank: usize, i: usize) -> u8 {
+        let n = self.group.ranks();
+        match self.op {
+            Op::Prod => 1 + u8::from((i + rank) % n == 0),
+            Op::Average => (i % 5) as u8,
+            _ => ((i * 7 + rank * 13 + i / 1021) % 7) as u8,
+        }
+    }
+
+    fn inputs<T: Number>(&self, count: usize) -> Vec<T> {
+        (0..count).map(|i| T::of(self.value(self.group.rank(), i))).collect()
+    }
+
+    fn wrong<T: Number>(&self, output: &[T]) -> u64 {
+        let (n, rank) = (self.group.ranks(), self.group.rank());
+        let all = |i: usize| {
+            let values = (0..n).map(|r| self.value(r, i));
+            match self.op {
+                Op::Sum => values.sum(),
+                Op::Prod => values.product(),
+                Op::Min => values.min().unwrap_or(0),
+                Op::Max => values.max().unwrap_or(0),
+                Op::Average => self.value(0, i),
+            }
+        };
+        let block = (output.len() / n).max(1);
+        let want = |i: usize| match self.collective {
+            Collective::AllReduce | Collective::Reduce => all(i),
+            Collective::ReduceScatter => all(rank * output.len() + i),
+            Collective::AllGather => self.value(i / block, i % block),
+            Collective::AllToAll => self.value(i / block, rank * block + i % block),
+            _ => self.value(self.root, i),
+        };
+        if self.collective == Collective::Reduce && rank != self.root {
+            return 0;
+        }
+        output.iter().enumerate().filter(|(i, x)| **x != T::of(want(*i))).count() as u64
+    }
+}
