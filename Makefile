@@ -21,6 +21,10 @@ module: vm-env ## build pcieipc.ko against the stock kernel, in target/kmod/
 test: vm-env ## run all tests, on the host and in virtual machines; the last line counts them
 	@scripts/test
 
+.PHONY: bench
+bench: ## measure all-reduce beside Open MPI and Gloo; target/bench/host.json
+	@scripts/bench
+
 .PHONY: lint
 lint: vm-env ## check formatting, clippy on both sides, shell scripts and the ABI's layout
 	@scripts/lint
