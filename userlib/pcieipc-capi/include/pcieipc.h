@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Made by cbindgen from the library's source: change it there, then run scripts/build-capi. */
+
+#ifndef PCIEIPC_H
+#define PCIEIPC_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+// How elements are combined.
+typedef enum pcieipc_op {
+  // Integers wrap; 16-bit floats add in f32 and round once.
+  PCIEIPC_OP_SUM = 0,
+  PCIEIPC_OP_PROD = 1,
+  // NaN if any is NaN.
+  PCIEIPC_OP_MIN = 2,
+  // NaN if any is NaN.
+  PCIEIPC_OP_MAX = 3,
+  // The sum divided by the number of ranks.
+  PCIEIPC_OP_AVERAGE = 4,
+} pcieipc_op;
+
+// What a call answered.
+typedef enum pcieipc_status {
+  // The result is right.
+  PCIEIPC_STATUS_OK = 0,
+  // The deadline passed while the peer was alive.
+  PCIEIPC_STATUS_TIMEOUT = 1,
+  // A peer's process has ended.
+  PCIEIPC_STATUS_PEER_DIED = 2,
+  // An endpoint is recovering from a PCIe error.
+  PCIEIPC_STATUS_ENDPOINT_RECOVERING = 3,
+  // An endpoint was removed, unbound or is dead.
+  PCIEIPC_STATUS_ENDPOINT_GONE = 4,
+  // A link trained below what it was.
+  PCIEIPC_STATUS_LINK_DEGRADED = 5,
+  // Ranks disagree on size, type, operation or configuration.
+  PCIEIPC_STATUS_MISMATCH = 6,
+  // A record or an index from a peer broke the protocol.
+  PCIEIPC_STATUS_CORRUPT = 7,
+  // Somebody called abort.
+  PCIEIPC_STATUS_ABORTED = 8,
+  // The arguments can not be served.
+  PCIEIPC_STATUS_ARGUMENT = 9,
+  // The group could not meet.
+  PCIEIPC_STATUS_MEETING = 10,
+  // The module or an endpoint refused.
+  PCIEIPC_STATUS_DEVICE = 11,
+  // A system call failed.
+  PCIEIPC_STATUS_SYSTEM = 12,
+  // A bug in the library; please report it.
+  PCIEIPC_STATUS_INTERNAL = 13,
+} pcieipc_status;
+
+// How the ranks of a group reach each other.
+typedef enum pcieipc_transport {
+  // Shared memory: no module, no hardware.
+  PCIEIPC_TRANSPORT_SHM = 0,
+  // Channels of /dev/pcieipc, one endpoint a rank.
+  PCIEIPC_TRANSPORT_KMOD = 1,
+} pcieipc_transport;
+
+// The type of an element.
+typedef enum pcieipc_type {
+  PCIEIPC_TYPE_F64 = 0,
+  PCIEIPC_TYPE_F32 = 1,
+  PCIEIPC_TYPE_F16 = 2,
+  PCIEIPC_TYPE_BF16 = 3,
+  PCIEIPC_TYPE_I8 = 4,
+  PCIEIPC_TYPE_I16 = 5,
+  PCIEIPC_TYPE_I32 = 6,
+  PCIEIPC_TYPE_I64 = 7,
+  PCIEIPC_TYPE_U8 = 8,
+  PCIEIPC_TYPE_U16 = 9,
+  PCIEIPC_TYPE_U32 = 10,
+  PCIEIPC_TYPE_U64 = 11,
+} pcieipc_type;
+
+// A registered buffer. It may outlive the group, but can then no more be reduced.
+typedef struct pcieipc_buffer pcieipc_buffer;
+
+// One rank's membership in a group. Not for use by two threads at once.
+typedef struct pcieipc_group pcieipc_group;
+
+// What a rank brings to a meeting. Set everything to zero, then `size` to `sizeof(struct pcieipc_options)`, then what you need:
+// fields that later versions add are found by `size`.
+typedef struct pcieipc_options {
+  // Bytes of this struct.
+  size_t size;
+  // The directory in which the ranks meet; made with mode 0700 if it is not there. Required.
+  const char *directory;
+  // This rank, from 0.
+  uint32_t rank;
+  // How many ranks there are, 1 to 16.
+  uint32_t ranks;
+  // A pcieipc_transport.
+  uint32_t transport;
+  // With PCIEIPC_TRANSPORT_KMOD: the module's id of this rank's endpoint plus 1, or 0 for the rank-th free one.
+  uint32_t endpoint;
+  // Data area of each ring in bytes, a power of two; 0 for the default.
+  size_t ring_bytes;
+  // How long the meeting may take, in milliseconds; 0 for the default of 30 s.
+  uint32_t meeting_timeout_ms;
+  // 0 for the default choice, otherwise a number of the library's algorithms: 1 one-shot, 2 two-shot, 3 star, 4 ring,
+  // 5 recursive doubling, 6 hierarchical.
+  uint32_t algorithm;
+} pcieipc_options;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Makes a buffer of `count` elements, all zero, that the other ranks can read where it lies; all ranks call it in the same order with the
+// same arguments. Stores it behind `out`. `element` is a pcieipc_type.
+enum pcieipc_status pcieipc_buffer_register(struct pcieipc_group *of,
+                                            size_t count,
+                                            uint32_t element,
+                                            uint32_t timeout_ms,
+                                            struct pcieipc_buffer **out);
+
+// Where its elements lie; NULL for a NULL buffer. They are this process's to read and write between collectives.
+void *pcieipc_buffer_data(struct pcieipc_buffer *buffer);
+
+// Like pcieipc_all_reduce on the whole buffer, without a copy through rings.
+enum pcieipc_status pcieipc_buffer_all_reduce(struct pcieipc_group *of,
+                                              struct pcieipc_buffer *buffer,
+                                              uint32_t operation,
+                                              uint32_t timeout_ms);
+
+// Frees the buffer; NULL is allowed. The peers' views of its memory stay valid until they free theirs.
+void pcieipc_buffer_free(struct pcieipc_buffer *buffer);
+
+// Combines `count` elements of all ranks, in place. `element` is a pcieipc_type, `operation` a pcieipc_op. After an error the buffer may
+// be half overwritten.
+enum pcieipc_status pcieipc_all_reduce(struct pcieipc_group *of,
+                                       void *buffer,
+                                       size_t count,
+                                       uint32_t element,
+                                       uint32_t operation,
+                                       uint32_t timeout_ms);
+
+// Like pcieipc_all_reduce, from `from` to `to`, which must not overlap; `from` stays as it is.
+enum pcieipc_status pcieipc_all_reduce_into(struct pcieipc_group *of,
+                                            const void *from,
+                                            void *to,
+                                            size_t count,
+                                            uint32_t element,
+                                            uint32_t operation,
+                                            uint32_t timeout_ms);
+
+// `from` holds `count` elements for each rank, `to` gets this rank's `count` of the combination.
+enum pcieipc_status pcieipc_reduce_scatter(struct pcieipc_group *of,
+                                           const void *from,
+                                           void *to,
+                                           size_t count,
+                                           uint32_t element,
+                                           uint32_t operation,
+                                           uint32_t timeout_ms);
+
+// `from` holds `count` elements, `to` gets those of all ranks, in rank order.
+enum pcieipc_status pcieipc_all_gather(struct pcieipc_group *of,
+                                       const void *from,
+                                       void *to,
+                                       size_t count,
+                                       uint32_t element,
+                                       uint32_t timeout_ms);
+
+// `count` elements for each rank on both sides: block p of `from` goes to rank p, which finds it as the block of this rank.
+enum pcieipc_status pcieipc_all_to_all(struct pcieipc_group *of,
+                                       const void *from,
+                                       void *to,
+                                       size_t count,
+                                       uint32_t element,
+                                       uint32_t timeout_ms);
+
+// The root's `to` gets the combination of all ranks' `from`; elsewhere `to` may be NULL.
+enum pcieipc_status pcieipc_reduce(struct pcieipc_group *of,
+                                   const void *from,
+                                   void *to,
+                                   size_t count,
+                                   uint32_t element,
+                                   uint32_t operation,
+                                   uint32_t root,
+                                   uint32_t timeout_ms);
+
+// Every rank's buffer gets what the root's holds.
+enum pcieipc_status pcieipc_broadcast(struct pcieipc_group *of,
+                                      void *buffer,
+                                      size_t count,
+                                      uint32_t element,
+                                      uint32_t root,
+                                      uint32_t timeout_ms);
+
+// Sends `count` elements to one rank, which must call pcieipc_receive.
+enum pcieipc_status pcieipc_send(struct pcieipc_group *of,
+                                 const void *from,
+                                 size_t count,
+                                 uint32_t element,
+                                 uint32_t to,
+                                 uint32_t timeout_ms);
+
+// Receives `count` elements from one rank, which must call pcieipc_send.
+enum pcieipc_status pcieipc_receive(struct pcieipc_group *of,
+                                    void *to,
+                                    size_t count,
+                                    uint32_t element,
+                                    uint32_t from,
+                                    uint32_t timeout_ms);
+
+// Waits until all ranks have called it.
+enum pcieipc_status pcieipc_barrier(struct pcieipc_group *of, uint32_t timeout_ms);
+
+// Meets the other ranks; stores the group behind `out`.
+enum pcieipc_status pcieipc_group_meet(const struct pcieipc_options *given,
+                                       struct pcieipc_group **out);
+
+// Leaves the group in order and frees it; NULL is allowed.
+void pcieipc_group_leave(struct pcieipc_group *group);
+
+// This rank in the group as it is now.
+enum pcieipc_status pcieipc_group_rank(struct pcieipc_group *of, uint32_t *out);
+
+// How many ranks the group has now.
+enum pcieipc_status pcieipc_group_ranks(struct pcieipc_group *of, uint32_t *out);
+
+// Stores the numbers that the present ranks had when they met, in order, to `out`, which has room for `room` of them.
+enum pcieipc_status pcieipc_group_members(struct pcieipc_group *of,
+                                          uint32_t *out,
+                                          size_t room);
+
+// Goes on without the ranks that are lost; all that are left call it.
+enum pcieipc_status pcieipc_group_shrink(struct pcieipc_group *of, uint32_t timeout_ms);
+
+// Makes the calls of all ranks fail with PCIEIPC_STATUS_ABORTED and this reason.
+enum pcieipc_status pcieipc_group_abort(struct pcieipc_group *of, const char *why);
+
+// The text of this thread's last error; valid until its next call of this library. Never NULL.
+const char *pcieipc_last_error(void);
+
+// The name of a status, such as "PeerDied". Never NULL, never freed.
+const char *pcieipc_status_name(enum pcieipc_status status);
+
+// The library's version, such as "0.1.0".
+const char *pcieipc_version(void);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif // __cplusplus
+
+#endif /* PCIEIPC_H */

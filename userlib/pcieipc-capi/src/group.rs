@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups: meeting, leaving, shrinking.
+
+use std::{
+    ffi::{c_char, CStr},
+    time::Duration,
+};
+
+use pcieipc::{
+    device::EndpointId,
+    group::{Group, GroupOptions, KmodOptions, Transport},
+    plan::Algorithm,
+    Error,
+};
+
+use crate::status::{answer, bad, pcieipc_status};
+
+/// How the ranks of a group reach each other.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum pcieipc_transport {
+    /// Shared memory: no module, no hardware.
+    Shm = 0,
+    /// Channels of /dev/pcieipc, one endpoint a rank.
+    Kmod = 1,
+}
+
+/// What a rank brings to a meeting. Set everything to zero, then `size` to `sizeof(struct pcieipc_options)`, then what you need:
+/// fields that later versions add are found by `size`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct pcieipc_options {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// The directory in which the ranks meet; made with mode 0700 if it is not there. Required.
+    pub directory: *const c_char,
+    /// This rank, from 0.
+    pub rank: u32,
+    /// How many ranks there are, 1 to 16.
+    pub ranks: u32,
+    /// A pcieipc_transport.
+    pub transport: u32,
+    /// With PCIEIPC_TRANSPORT_KMOD: the module's id of this rank's endpoint plus 1, or 0 for the rank-th free one.
+    pub endpoint: u32,
+    /// Data area of each ring in bytes, a power of two; 0 for the default.
+    pub ring_bytes: usize,
+    /// How long the meeting may take, in milliseconds; 0 for the default of 30 s.
+    pub meeting_timeout_ms: u32,
+    /// 0 for the default choice, otherwise a number of the library's algorithms: 1 one-shot, 2 two-shot, 3 star, 4 ring,
+    /// 5 recursive doubling, 6 hierarchical.
+    pub algorithm: u32,
+}
+
+/// One rank's membership in a group. Not for use by two threads at once.
+pub struct pcieipc_group {
+    pub(crate) inner: Group,
+}
+
+/// The group behind a pointer from C.
+pub(crate) unsafe fn group<'a>(group: *mut pcieipc_group) -> Result<&'a mut Group, Error> {
+    // SAFETY: the C caller passes what pcieipc_group_meet gave and has not left yet, from one thread at a time.
+    unsafe { group.as_mut() }.map(|g| &mut g.inner).ok_or_else(|| bad("the group is NULL"))
+}
+
+fn options(given: &pcieipc_options) -> Result<GroupOptions, Error> {
+    if given.size != size_of::<pcieipc_options>() {
+        return Err(bad(format!("options of {} bytes, this library's have {}", given.size, size_of::<pcieipc_options>())));
+    }
+    if given.directory.is_null() {
+        return Err(bad("options.directory is NULL: name a private directory in which the ranks meet"));
+    }
+    // SAFETY: not NULL, and the C caller promises a string.
+    let directory = unsafe { CStr::from_ptr(given.directory) };
+    let directory = directory.to_str().map_err(|_| bad("options.directory is not UTF-8"))?;
+    let mut options = GroupOptions::new(given.rank as usize, given.ranks as usize, directory);
+    options.transport = match given.transport {
+        0 => Transport::Shm,
+        1 => Transport::Kmod(KmodOptions { endpoint: given.endpoint.checked_sub(1).map(EndpointId), ..KmodOptions::default() }),
+        other => return Err(bad(format!("transport {other} does not exist"))),
+    };
+    if given.ring_bytes != 0 {
+        options.ring_bytes = given.ring_bytes;
+    }
+    if given.meeting_timeout_ms != 0 {
+        options.meeting_timeout = Duration::from_millis(given.meeting_timeout_ms.into());
+    }
+    options.executor.algorithm = match given.algorithm {
+        0 => None,
+        number => {
+            let found = Algorithm::ALL.into_iter().find(|a| *a as u32 == number && *a != Algorithm::Direct);
+            Some(found.ok_or_else(|| bad(format!("algorithm {number} does not exist")))?)
+        }
+    };
+    Ok(options)
+}
+
+/// Meets the other ranks; stores the group behind `out`.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_meet(given: *const pcieipc_options, out: *mut *mut pcieipc_group) -> pcieipc_status {
+    answer(|| {
+        // SAFETY: the C caller passes NULL or valid pointers.
+        let (given, out) = unsafe { (given.as_ref(), out.as_mut()) };
+        let (Some(given), Some(out)) = (given, out) else { return Err(bad("options or out is NULL")) };
+        *out = std::ptr::null_mut();
+        let inner = Group::meet(options(given)?)?;
+        *out = Box::into_raw(Box::new(pcieipc_group { inner }));
+        Ok(())
+    })
+}
+
+/// Leaves the group in order and frees it; NULL is allowed.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_leave(group: *mut pcieipc_group) {
+    if !group.is_null() {
+        // SAFETY: the C caller passes what pcieipc_group_meet gave, once.
+        let group = unsafe { Box::from_raw(group) };
+        answer(|| {
+            drop(group);
+            Ok(())
+        });
+    }
+}
+
+/// This rank in the group as it is now.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_rank(of: *mut pcieipc_group, out: *mut u32) -> pcieipc_status {
+    // SAFETY: as promised to `group`; `out` is NULL or valid.
+    answer(|| unsafe { store(out, group(of)?.rank() as u32) })
+}
+
+/// How many ranks the group has now.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_ranks(of: *mut pcieipc_group, out: *mut u32) -> pcieipc_status {
+    // SAFETY: as promised to `group`; `out` is NULL or valid.
+    answer(|| unsafe { store(out, group(of)?.ranks() as u32) })
+}
+
+/// Stores the numbers that the present ranks had when they met, in order, to `out`, which has room for `room` of them.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_members(of: *mut pcieipc_group, out: *mut u32, room: usize) -> pcieipc_status {
+    answer(|| {
+        // SAFETY: as promised to `group`.
+        let group = unsafe { group(of)? };
+        if out.is_null() || room < group.ranks() {
+            return Err(bad(format!("room for {room} members of {}", group.ranks())));
+        }
+        for (i, &member) in group.members().iter().enumerate() {
+            // SAFETY: the C caller promises room for `room` numbers, and i is less.
+            unsafe { out.add(i).write(member as u32) };
+        }
+        Ok(())
+    })
+}
+
+/// Goes on without the ranks that are lost; all that are left call it.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_shrink(of: *mut pcieipc_group, timeout_ms: u32) -> pcieipc_status {
+    // SAFETY: as promised to `group`.
+    answer(|| unsafe { group(of)? }.shrink(Duration::from_millis(timeout_ms.into())))
+}
+
+/// Makes the calls of all ranks fail with PCIEIPC_STATUS_ABORTED and this reason.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_abort(of: *mut pcieipc_group, why: *const c_char) -> pcieipc_status {
+    answer(|| {
+        // SAFETY: NULL is caught; otherwise the C caller promises a string.
+        let why = if why.is_null() { "no reason given".into() } else { unsafe { CStr::from_ptr(why) }.to_string_lossy() };
+        // SAFETY: as promised to `group`.
+        unsafe { group(of)? }.abort(&why);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `out` is NULL or valid.
+unsafe fn store(out: *mut u32, value: u32) -> Result<(), Error> {
+    // SAFETY: the caller's promise.
+    unsafe { out.as_mut() }.map(|out| *out = value).ok_or_else(|| bad("out is NULL"))
+}
