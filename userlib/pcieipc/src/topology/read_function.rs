@@ -20,10 +20,10 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
     let mut reader = Reader { source, path, notes };
     let uevent = reader.text("uevent");
     let mut identity = uevent.as_deref().map(identity_from_uevent).unwrap_or_default();
-    let driver = uevent.as_deref().and_then(|u| field(u, "DRIVER=")).map(str::to_owned).or_else(|| {
-        let link = format!("{}/driver", reader.path);
-        source.link_name(&link)
-    });
+    let driver = match uevent.as_deref() {
+        Some(uevent) => field(uevent, "DRIVER=").map(str::to_owned),
+        None => source.link_name(&format!("{}/driver", reader.path)),
+    };
     let power_state = reader.text("power_state");
     let (config, reach) = reader.config(power_state.as_deref());
     if uevent.is_none() && matches!(reach, Reach::Unreadable) && source.list(&reader.path).is_err() {
@@ -44,14 +44,15 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
     } else {
         reader.identity_from_files(&mut identity);
     }
-    if capabilities.link.is_none() && reach != Reach::Asleep {
+    // What configuration space says in full needs no second question; files that are not there cost time, too.
+    if capabilities.link.is_none() && !matches!(reach, Reach::Asleep | Reach::Full) {
         capabilities.link = reader.link_from_files();
     }
     let is_bridge_class = matches!(identity.class >> 8, 0x0604 | 0x0609);
     if capabilities.port.is_none() && reach != Reach::Full && is_bridge_class {
         capabilities.port = reader.port_from_files();
     }
-    if capabilities.sriov.is_none() {
+    if capabilities.sriov.is_none() && reach != Reach::Full {
         capabilities.sriov = reader.sriov_from_files();
     }
     let header_type = if config.is_none() && is_bridge_class { 1 } else { header.kind };
@@ -72,7 +73,7 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
         reach,
         driver,
         numa_node,
-        buses: header.buses.or_else(|| reader.buses_from_files()),
+        buses: header.buses.or_else(|| if is_bridge_class { reader.buses_from_files() } else { None }),
         bars,
         iommu_group,
         aer,
@@ -81,7 +82,7 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
         power_state,
         memory_enabled: header.command & 2 != 0,
         bus_master: header.command & 4 != 0,
-        p2p_memory: if kind.is_bridge() { None } else { reader.number("p2pmem/size") },
+        p2p_memory: if kind.is_peer() || kind == Kind::Nvme { reader.number("p2pmem/size") } else { None },
         interfaces: reader.interfaces(kind),
         mig: Vec::new(),
         life: source.life(&reader.path),
