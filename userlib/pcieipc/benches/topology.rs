@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long a host with 1,000 functions takes to read: from files on disk as sysfs has them, at most 100 ms.
+//! How long a host with 1,000 functions takes to read, from files as sysfs has them: at most 100 ms of processor time, which several threads share.
 //!
 //! A real device adds the time of its registers, about a microsecond for each of some 60 double words; sysfs itself costs about what files in
 //! memory do.
@@ -25,6 +25,10 @@ fn main() -> ExitCode {
     let source = Live::at(root.path());
     let functions = Topology::read(&source).functions.len();
     let read = times(|| drop(Topology::read(&source)));
+    // Processor time does not suffer from what else the machine does.
+    let before = processor_ms();
+    (0..10).for_each(|_| drop(Topology::read(&source)));
+    let processor = (processor_ms() - before) / 10.0;
     let moment = Moment::read(&source);
     let doctor = times(|| drop(examine(&Case::new(&moment))));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -38,7 +42,14 @@ fn main() -> ExitCode {
             times.len()
         );
     }
-    if functions < 1000 || read[0] > LIMIT_MS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    println!("processor time of one read: {processor:.1} ms over all threads");
+    if functions < 1000 || processor.is_nan() || processor > LIMIT_MS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn processor_ms() -> f64 {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return f64::NAN };
+    [usage.user_time(), usage.system_time()].iter().map(|t| t.tv_sec() as f64 * 1e3 + t.tv_usec() as f64 / 1e3).sum()
 }
 
 fn times(mut work: impl FnMut()) -> Vec<f64> {
