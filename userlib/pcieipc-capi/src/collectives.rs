@@ -17,6 +17,7 @@ use crate::{
 
 /// The type of an element.
 #[repr(C)]
+#[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pcieipc_type {
     F64 = 0,
@@ -35,6 +36,7 @@ pub enum pcieipc_type {
 
 /// How elements are combined.
 #[repr(C)]
+#[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum pcieipc_op {
     /// Integers wrap; 16-bit floats add in f32 and round once.

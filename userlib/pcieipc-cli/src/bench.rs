@@ -3,7 +3,7 @@
 
 mod contest;
 mod peers;
-mod picture;
+pub mod picture;
 mod seat;
 mod table;
 

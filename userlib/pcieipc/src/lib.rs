@@ -13,6 +13,7 @@ pub mod plan;
 pub mod reduce;
 pub mod registered;
 pub mod ring;
+pub mod sim;
 pub mod sys;
 pub mod topology;
 pub mod transport;

@@ -79,7 +79,8 @@ pub struct Bench {
     rounds: usize,
 }
 
-fn bytes(text: &str) -> Result<usize, String> {
+/// A size such as 256, 4K, 1M.
+pub fn bytes(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.trim_end_matches(['i', 'B']).find(|c: char| !c.is_ascii_digit()) {
         Some(at) => text.split_at(at),
         None => (text.trim_end_matches(['i', 'B']), ""),

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `pcieipc simulate`: how long collectives would take on a machine that is described in a file.
+
+use std::path::PathBuf;
+
+use pcieipc::{
+    plan::{Algorithm, Collective},
+    sim::{self, BUILT_IN, Machine},
+};
+
+use crate::{
+    bench::picture::{self, Line},
+    commands::bench::bytes,
+    failure::Failure,
+};
+
+/// Predict how long all-reduce takes on a machine one does not have
+#[derive(Debug, clap::Args)]
+pub struct Simulate {
+    /// A machine file, or one that comes with the library; left out, those are listed
+    #[arg(long, value_name = "NAME|FILE.json")]
+    machine: Option<String>,
+    /// all-reduce, reduce-scatter, all-gather, reduce, broadcast or all-to-all
+    #[arg(long, default_value_t = Collective::AllReduce)]
+    collective: Collective,
+    /// Smallest size
+    #[arg(long, value_name = "SIZE", default_value = "1K", value_parser = bytes)]
+    min: usize,
+    /// Largest size
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    max: usize,
+    /// Bytes of one element
+    #[arg(long, value_name = "BYTES", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
+    element: u8,
+    /// Also draw time against size
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// One JSON object on standard output instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Bytes, microseconds, and the busiest link in words.
+type Row = (usize, f64, String);
+
+impl Simulate {
+    pub fn run(self) -> Result<(), Failure> {
+        let Some(name) = &self.machine else {
+            for (name, _) in BUILT_IN {
+                let machine = sim::built_in(name).map_err(|e| Failure::Run(e.to_string()))?;
+                println!("{name:<22} {:>3} ranks  {}", machine.ranks(), machine.description);
+            }
+            return Ok(());
+        };
+        let machine = match BUILT_IN.iter().find(|(n, _)| n == name) {
+            Some(_) => sim::built_in(name),
+            None => Machine::parse(&std::fs::read_to_string(name).map_err(|e| {
+                Failure::Use(format!("{name}: {e}; `pcieipc simulate` without --machine lists those that come with the library"))
+            })?),
+        }
+        .map_err(|e| Failure::Use(format!("{name}: {e}")))?;
+        let sizes: Vec<usize> =
+            std::iter::successors(Some(self.min), |s| s.checked_mul(4)).take_while(|s| *s <= self.max).collect();
+        let mut lines: Vec<(Algorithm, Vec<Row>)> = Vec::new();
+        for algorithm in Algorithm::ALL.into_iter().filter(|a| *a != Algorithm::Direct) {
+            let mut row = Vec::new();
+            for &size in &sizes {
+                let Some(p) = sim::predict(&machine, self.collective, algorithm, size, self.element.into()) else { continue };
+                let busiest = p.busiest.map_or(String::new(), |(link, part)| format!("{link} ({:.0} %)", part * 100.0));
+                row.push((size, p.us, busiest));
+            }
+            if !row.is_empty() {
+                lines.push((algorithm, row));
+            }
+        }
+        if lines.is_empty() {
+            return Err(Failure::Use(format!("{} has no plans to simulate", self.collective)));
+        }
+        if let Some(file) = &self.plot {
+            let curves: Vec<Line> = lines
+                .iter()
+                .map(|(a, row)| Line { name: a.name().into(), points: row.iter().map(|(s, us, _)| (*s as f64, *us)).collect() })
+                .collect();
+            let title = format!("{}, {} ranks, predicted: {}", self.collective, machine.ranks(), name);
+            std::fs::write(file, picture::draw(&title, &curves)).map_err(|e| Failure::Run(format!("{}: {e}", file.display())))?;
+        }
+        if self.json {
+            let rows: Vec<_> = lines
+                .iter()
+                .flat_map(|(a, row)| {
+                    row.iter().map(
+                        |(s, us, busiest)| serde_json::json!({ "algorithm": a.name(), "bytes": s, "us": us, "busiest": busiest }),
+                    )
+                })
+                .collect();
+            println!(
+                "{}",
+                serde_json::json!({ "ok": true, "machine": name, "ranks": machine.ranks(), "collective": self.collective.name(), "rows": rows })
+            );
+            return Ok(());
+        }
+        println!("# {}, {} ranks, predicted microseconds: {}", self.collective, machine.ranks(), machine.description);
+        print!("#{:>11}", "size (B)");
+        lines.iter().for_each(|(a, _)| print!("{:>20}", a.name()));
+        println!("  best, its busiest link");
+        for (i, size) in sizes.iter().enumerate() {
+            print!("{size:>12}");
+            lines.iter().for_each(|(_, row)| print!("{:>20.2}", row[i].1));
+            let best = lines.iter().min_by(|a, b| a.1[i].1.total_cmp(&b.1[i].1));
+            println!("  {}", best.map_or(String::new(), |(a, row)| format!("{a}, {}", row[i].2)));
+        }
+        Ok(())
+    }
+}

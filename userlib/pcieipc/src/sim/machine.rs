@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A machine as the simulator sees it: ranks, switches, links.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{error::Rank, plan::Tree};
+
+/// Machines that come with the library, by name.
+pub const BUILT_IN: [(&str, &str); 7] = [
+    ("two-processors", include_str!("machines/two-processors.json")),
+    ("two-gpus-host-memory", include_str!("machines/two-gpus-host-memory.json")),
+    ("four-on-a-switch", include_str!("machines/four-on-a-switch.json")),
+    ("eight-on-a-switch", include_str!("machines/eight-on-a-switch.json")),
+    ("two-sockets-of-four", include_str!("machines/two-sockets-of-four.json")),
+    ("sixteen", include_str!("machines/sixteen.json")),
+    ("sixty-four", include_str!("machines/sixty-four.json")),
+];
+
+/// The machine of that name.
+///
+/// # Errors
+/// Says which names there are.
+pub fn built_in(name: &str) -> Result<Machine, MachineError> {
+    let found = BUILT_IN.iter().find(|(n, _)| *n == name);
+    let names = || BUILT_IN.map(|(n, _)| n).join(", ");
+    Machine::parse(found.ok_or_else(|| MachineError(format!("no machine is called {name}; there are {}", names())))?.1)
+}
+
+/// Why a machine can not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MachineError(pub String);
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// For people.
+    description: String,
+    /// Rank r hangs below the part that lists it: nested lists of part names, see `machines/`.
+    parts: BTreeMap<String, Part>,
+    /// The part at the top.
+    top: String,
+    /// Bytes of a record.
+    #[serde(default = "chunk")]
+    chunk: usize,
+    /// Microseconds that a rank takes for a step besides its bytes.
+    step_us: f64,
+    /// Gigabytes per second that a rank loads.
+    load_gbps: f64,
+    /// Gigabytes per second that a rank stores.
+    store_gbps: f64,
+    /// Whether engines move records, so that a rank's own time goes into combining only.
+    #[serde(default)]
+    engines: bool,
+    /// Processors that the ranks share; one each if absent.
+    processors: Option<usize>,
+}
+
+fn chunk() -> usize {
+    128 << 10
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    /// Names of the parts below, or empty.
+    #[serde(default)]
+    parts: Vec<String>,
+    /// How many ranks hang here directly.
+    #[serde(default)]
+    ranks: usize,
+    /// Gigabytes per second and direction of the link to each thing below.
+    down_gbps: f64,
+    /// Microseconds of one way through it.
+    down_us: f64,
+    /// Everything passes the part itself at this rate, both directions together: a memory. No limit if absent.
+    through_gbps: Option<f64>,
+}
+
+/// A machine, ready to run plans.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// For people.
+    pub description: String,
+    /// Bytes of a record.
+    pub chunk: usize,
+    /// Microseconds of a step.
+    pub step_us: f64,
+    /// GB/s.
+    pub load_gbps: f64,
+    /// GB/s.
+    pub store_gbps: f64,
+    /// Whether engines move records.
+    pub engines: bool,
+    /// Processors that the ranks share.
+    pub processors: Option<usize>,
+    tree: Tree,
+    /// Directed links: name, rate, latency.
+    links: Vec<(String, f64, f64)>,
+    routes: Vec<Vec<Vec<usize>>>,
+    file: File,
+}
+
+impl Machine {
+    /// Reads a machine file.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn parse(text: &str) -> Result<Self, MachineError> {
+        let file: File = serde_json::from_str(text).map_err(|e| MachineError(format!("not a machine file: {e}")))?;
+        Self::new(file)
+    }
+
+    fn new(file: File) -> Result<Self, MachineError> {
+        let mut build = Build { file: &file, ranks: 0, links: Vec::new(), up: Vec::new(), depth: 0 };
+        let tree = build.part(&file.top, &mut Vec::new())?;
+        let (links, up, ranks) = (build.links, build.up, build.ranks);
+        if ranks == 0 || ranks > 512 {
+            return Err(MachineError(format!("a machine has 1 to 512 ranks, this one {ranks}")));
+        }
+        let rates = [file.step_us.max(1e-9), file.load_gbps, file.store_gbps];
+        if rates.iter().chain(links.iter().map(|l| &l.1)).any(|r| !(r.is_finite() && *r > 0.0)) {
+            return Err(MachineError("rates are numbers above zero".into()));
+        }
+        let route = |from: Rank, to: Rank| -> Vec<usize> {
+            let (a, b) = (&up[from], &up[to]);
+            let shared = a.iter().rev().zip(b.iter().rev()).take_while(|(x, y)| x.part == y.part && x.child == y.child).count();
+            // Up to the first part that holds both, through it, and down again.
+            let (a, b) = (&a[..a.len() - shared], &b[..b.len() - shared]);
+            let mut links: Vec<usize> = a.iter().map(|l| l.upward).collect();
+            links.extend(a.last().and_then(|l| l.through));
+            links.extend(b.iter().rev().map(|l| l.downward));
+            links
+        };
+        let routes = (0..ranks).map(|a| (0..ranks).map(|b| if a == b { vec![] } else { route(a, b) }).collect()).collect();
+        Ok(Self {
+            description: file.description.clone(),
+            chunk: file.chunk.max(64),
+            step_us: file.step_us,
+            load_gbps: file.load_gbps,
+            store_gbps: file.store_gbps,
+            engines: file.engines,
+            processors: file.processors,
+            tree,
+            links,
+            routes,
+            file,
+        })
+    }
+
+    /// The same machine with another number of ranks in each part that has ranks: for parts of processes, not of cards.
+    pub fn with_ranks(&self, ranks: usize) -> Self {
+        let mut file = self.file.clone();
+        file.parts.values_mut().filter(|p| p.ranks > 0).for_each(|p| p.ranks = ranks);
+        Self::new(file).unwrap_or_else(|_| self.clone())
+    }
+
+    /// How many ranks it has.
+    pub fn ranks(&self) -> usize {
+        self.routes.len()
+    }
+
+    /// Its parts, for hierarchical plans.
+    pub fn tree(&self) -> Tree {
+        self.tree.clone()
+    }
+
+    /// How many links there are, each direction for itself.
+    pub fn directed(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The links from one rank to another.
+    pub fn route(&self, from: Rank, to: Rank) -> &[usize] {
+        &self.routes[from][to]
+    }
+
+    /// GB/s of a link.
+    pub fn rate(&self, link: usize) -> f64 {
+        self.links[link].1
+    }
+
+    /// Microseconds of a link.
+    pub fn latency(&self, link: usize) -> f64 {
+        self.links[link].2
+    }
+
+    /// What a link is called.
+    pub fn name_of(&self, link: usize) -> String {
+        self.links[link].0.clone()
+    }
+}
+
+/// A level on a rank's way to the top.
+#[derive(Debug, Clone)]
+struct Level {
+    part: String,
+    child: usize,
+    upward: usize,
+    downward: usize,
+    through: Option<usize>,
+}
+
+struct Build<'a> {
+    file: &'a File,
+    ranks: usize,
+    links: Vec<(String, f64, f64)>,
+    /// For each rank, the levels from itself to the top.
+    up: Vec<Vec<Level>>,
+    depth: usize,
+}
+
+impl Build<'_> {
+    /// Adds a part and all below it; `above` are the levels from it to the top, nearest first.
+    fn part(&mut self, name: &str, above: &mut Vec<Level>) -> Result<Tree, MachineError> {
+        let Some(part) = self.file.parts.get(name) else { return Err(MachineError(format!("there is no part {name}"))) };
+        self.depth += 1;
+        if self.depth > 16 {
+            return Err(MachineError(format!("parts lie more than 16 deep, or {name} lies in itself")));
+        }
+        let through = part.through_gbps.map(|rate| {
+            self.links.push((name.to_owned(), rate, 0.0));
+            self.links.len() - 1
+        });
+        let mut below = Vec::new();
+        for child in 0..part.parts.len() + part.ranks {
+            let what = part.parts.get(child).cloned().unwrap_or_else(|| format!("rank {}", self.ranks));
+            let (upward, downward) = (self.links.len(), self.links.len() + 1);
+            self.links.push((format!("{what} to {name}"), part.down_gbps, part.down_us));
+            self.links.push((format!("{name} to {what}"), part.down_gbps, part.down_us));
+            above.insert(0, Level { part: name.to_owned(), child, upward, downward, through });
+            below.push(match part.parts.get(child) {
+                Some(inner) => self.part(inner, above)?,
+                None => {
+                    self.up.push(above.clone());
+                    self.ranks += 1;
+                    Tree::Leaf(self.ranks - 1)
+                }
+            });
+            above.remove(0);
+        }
+        self.depth -= 1;
+        match below.len() {
+            0 => Err(MachineError(format!("part {name} is empty"))),
+            1 if self.depth > 0 => Ok(below.remove(0)),
+            _ => Ok(Tree::Part(below)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_machine_that_comes_with_the_library_reads_and_covers_its_ranks() {
+        for (name, _) in BUILT_IN {
+            let machine = built_in(name).unwrap();
+            assert!(machine.tree().covers(machine.ranks()), "{name} {}", machine.tree());
+            for (a, b) in (0..machine.ranks()).flat_map(|a| (0..machine.ranks()).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+                assert!(!machine.route(a, b).is_empty(), "{name} {a} {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn routes_go_no_higher_than_they_must() {
+        let machine = built_in("two-sockets-of-four").unwrap();
+        let names = |a, b| machine.route(a, b).iter().map(|&l| machine.name_of(l)).collect::<Vec<_>>();
+        assert_eq!(names(0, 1).len(), 2);
+        assert!(names(0, 7).iter().any(|n| n.contains("socket")), "{:?}", names(0, 7));
+    }
+
+    #[test]
+    fn files_that_make_no_sense_are_refused_with_a_reason() {
+        for text in [
+            "{}",
+            r#"{"description": "", "top": "x", "parts": {}, "step_us": 1, "load_gbps": 1, "store_gbps": 1}"#,
+            r#"{"description": "", "top": "x", "parts": {"x": {"parts": ["x"], "down_gbps": 1, "down_us": 1}}, "step_us": 1, "load_gbps": 1, "store_gbps": 1}"#,
+            r#"{"description": "", "top": "x", "parts": {"x": {"ranks": 2, "down_gbps": 0, "down_us": 1}}, "step_us": 1, "load_gbps": 1, "store_gbps": 1}"#,
+        ] {
+            assert!(Machine::parse(text).is_err(), "{text}");
+        }
+    }
+}

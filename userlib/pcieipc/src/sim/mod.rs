@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Predicts how long a plan takes on a machine that is described in a file.
+//!
+//! The plans run as they are, step by step, on a model: a rank takes time for each step and for each byte that it loads or
+//! stores; ranks may share processors; a record takes each link of its route for as long as its bytes need there, waits
+//! until that is free, and arrives after all latencies; a link between ranks holds [`crate::plan::Plan::depth`] records. What is not modelled: caches
+//! that get colder, other users of the machine, and protocol overhead beyond the rates in the file.
+
+mod machine;
+
+pub use machine::{BUILT_IN, Machine, MachineError, built_in};
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::{
+    error::Rank,
+    plan::{self, Algorithm, Collective, Move, Plan, Shape, Source, Target},
+};
+
+/// What a run on the model took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Microseconds until the last rank was done.
+    pub us: f64,
+    /// The link that was busy for longest, and the part of the time that it was.
+    pub busiest: Option<(String, f64)>,
+    /// What each rank did when: for timelines.
+    pub steps: Vec<Span>,
+}
+
+/// One step of one rank on the model's clock.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// Whose.
+    pub rank: Rank,
+    /// In which phase.
+    pub phase: usize,
+    /// In which window.
+    pub window: usize,
+    /// When it began, in microseconds.
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
+}
+
+/// The windows into which a message is cut at most: what more would change is below the model's error.
+const MOST_WINDOWS: usize = 24;
+
+/// Predicts a collective of `bytes` (of `element` bytes each) with an algorithm, or `None` where there is no such plan. Plans for
+/// more ranks than executors serve are made too.
+pub fn predict(
+    machine: &Machine,
+    collective: Collective,
+    algorithm: Algorithm,
+    bytes: usize,
+    element: usize,
+) -> Option<Prediction> {
+    let ranks = machine.ranks();
+    let count = bytes / element.max(1);
+    let shard = if algorithm == Algorithm::OneShot { count } else { count.div_ceil(ranks) };
+    let chunk = (machine.chunk / element.max(1)).max(1).max(shard.div_ceil(MOST_WINDOWS));
+    let shape = Shape { align: (64 / element.max(1)).max(1), ..Shape::new(ranks, count, chunk) };
+    let tree = machine.tree();
+    let plans: Option<Vec<Plan>> = (0..ranks).map(|rank| plan::build(collective, algorithm, shape, rank, &tree)).collect();
+    Some(run(machine, &plans?, element))
+}
+
+/// Runs checked plans on the model.
+pub fn run(machine: &Machine, plans: &[Plan], element: usize) -> Prediction {
+    let n = plans.len();
+    let programs: Vec<Vec<Move<'_>>> = plans.iter().map(|p| p.program().collect()).collect();
+    let mut state = State {
+        machine,
+        element,
+        next: vec![0; n],
+        clock: vec![0.0; n],
+        processors: vec![0.0; machine.processors.unwrap_or(n).max(1)],
+        records: HashMap::new(),
+        rooms: HashMap::new(),
+        links: vec![0.0; machine.directed()],
+        busy: vec![0.0; machine.directed()],
+        steps: Vec::new(),
+    };
+    // Always the step that can begin first: so records take links in the order in which they come to them.
+    loop {
+        let candidate = (0..n)
+            .filter_map(|rank| Some((state.ready(rank, &plans[rank], programs[rank].get(state.next[rank])?)?, rank)))
+            .min_by(|a, b| a.0.total_cmp(&b.0));
+        let Some((start, rank)) = candidate else { break };
+        let step = programs[rank][state.next[rank]];
+        state.fire(rank, step, start);
+        state.next[rank] += 1;
+    }
+    let us = state.clock.iter().copied().fold(0.0, f64::max);
+    let busiest = state.busy.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, b)| *b > 0.0);
+    let busiest = busiest.map(|(link, busy)| (machine.name_of(link), busy / us));
+    Prediction { us, busiest, steps: state.steps }
+}
+
+struct State<'a> {
+    machine: &'a Machine,
+    element: usize,
+    next: Vec<usize>,
+    clock: Vec<f64>,
+    processors: Vec<f64>,
+    /// When records on their way arrive, by link.
+    records: HashMap<(Rank, Rank), VecDeque<f64>>,
+    /// When room came free again, by link: a list of all releases, and how many records were sent.
+    rooms: HashMap<(Rank, Rank), (Vec<f64>, usize)>,
+    /// When each directed link is free, and how long it was busy.
+    links: Vec<f64>,
+    busy: Vec<f64>,
+    steps: Vec<Span>,
+}
+
+impl State<'_> {
+    /// When the rank's next step can begin, if that is known already.
+    fn ready(&self, rank: Rank, plan: &Plan, next: &Move<'_>) -> Option<f64> {
+        let mut start = self.clock[rank].max(self.processors[rank % self.processors.len()]);
+        for source in &next.step.sources {
+            if let Source::Link { from, .. } | Source::Signal(from) = *source {
+                start = start.max(*self.records.get(&(from, rank))?.front()?);
+            }
+        }
+        for target in &next.step.targets {
+            if let Target::Link { to, .. } | Target::Signal(to) = *target {
+                let Some((released, sent)) = self.rooms.get(&(rank, to)) else { continue };
+                if let Some(needed) = sent.checked_sub(plan.depth) {
+                    start = start.max(*released.get(needed)?);
+                }
+            }
+        }
+        Some(start)
+    }
+
+    fn fire(&mut self, rank: Rank, Move { window, phase, step, len, .. }: Move<'_>, start: f64) {
+        let bytes = (len * self.element) as f64;
+        let mut loads = 0.0;
+        let mut fetched = start;
+        for source in &step.sources {
+            match *source {
+                Source::Signal(_) => {}
+                Source::PeerInput { of, .. } | Source::PeerOutput { of, .. } => {
+                    loads += bytes;
+                    fetched = fetched.max(self.carry(of, rank, bytes, start));
+                }
+                _ => loads += bytes,
+            }
+        }
+        let data = step.targets.iter().filter(|t| !matches!(t, Target::Signal(_))).count() as f64;
+        let combines = step.sources.iter().filter(|s| !matches!(s, Source::Signal(_))).count() > 1;
+        let stores = match (self.machine.engines, combines) {
+            (false, _) => bytes * data,
+            (true, true) => bytes,
+            // Engines move what is only copied.
+            (true, false) => {
+                loads = 0.0;
+                0.0
+            }
+        };
+        let work = self.machine.step_us + loads / self.machine.load_gbps / 1e3 + stores / self.machine.store_gbps / 1e3;
+        let end = (start + work).max(fetched);
+        self.clock[rank] = end;
+        let processors = self.processors.len();
+        self.processors[rank % processors] = end;
+        for source in &step.sources {
+            if let Source::Link { from, .. } | Source::Signal(from) = *source {
+                if let Some(queue) = self.records.get_mut(&(from, rank)) {
+                    queue.pop_front();
+                }
+                self.rooms.entry((from, rank)).or_default().0.push(end);
+            }
+        }
+        for target in &step.targets {
+            let (to, carried) = match *target {
+                Target::Link { to, .. } => (to, bytes),
+                Target::Signal(to) => (to, 0.0),
+                _ => continue,
+            };
+            let arrival = self.carry(rank, to, carried, end);
+            self.records.entry((rank, to)).or_default().push_back(arrival);
+            self.rooms.entry((rank, to)).or_default().1 += 1;
+        }
+        self.steps.push(Span { rank, phase, window, start, end });
+    }
+
+    /// Takes the route between two ranks from `start` on; when the last byte arrives.
+    fn carry(&mut self, from: Rank, to: Rank, bytes: f64, start: f64) -> f64 {
+        let machine = self.machine;
+        let (mut begin, mut arrival) = (start, start);
+        for &link in machine.route(from, to) {
+            // A link passes the first bytes on before the last have come.
+            let (time, latency) = (bytes / machine.rate(link) / 1e3, machine.latency(link));
+            let taken = begin.max(self.links[link]);
+            self.links[link] = taken + time;
+            self.busy[link] += time;
+            begin = taken + latency;
+            arrival = (arrival + latency).max(taken + time + latency);
+        }
+        arrival
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(machine: &Machine, algorithm: Algorithm, bytes: usize) -> f64 {
+        predict(machine, Collective::AllReduce, algorithm, bytes, 4).unwrap().us
+    }
+
+    #[test]
+    fn a_large_two_shot_and_ring_come_near_the_bound_of_the_links() {
+        let machine = built_in("eight-on-a-switch").unwrap();
+        let bytes = 256 << 20;
+        // 2 (n - 1) / n · S / B for n = 8.
+        let bound = 2.0 * 7.0 / 8.0 * bytes as f64 / machine.rate(0) / 1e3;
+        for algorithm in [Algorithm::TwoShot, Algorithm::Ring] {
+            let us = time(&machine, algorithm, bytes);
+            assert!(us >= bound * 0.99 && us < bound * 1.6, "{algorithm}: {us} against a bound of {bound}");
+        }
+    }
+
+    #[test]
+    fn small_messages_want_few_hops_and_large_ones_little_traffic() {
+        let machine = built_in("eight-on-a-switch").unwrap();
+        assert!(time(&machine, Algorithm::OneShot, 1024) < time(&machine, Algorithm::Ring, 1024));
+        assert!(time(&machine, Algorithm::OneShot, 64 << 20) > time(&machine, Algorithm::TwoShot, 64 << 20));
+    }
+
+    #[test]
+    fn across_sockets_hierarchical_beats_two_shot() {
+        let machine = built_in("two-sockets-of-four").unwrap();
+        assert!(time(&machine, Algorithm::Hierarchical, 64 << 20) < time(&machine, Algorithm::TwoShot, 64 << 20));
+    }
+
+    #[test]
+    fn a_contended_link_is_named_and_no_link_is_busier_than_the_time() {
+        let machine = built_in("two-sockets-of-four").unwrap();
+        let prediction = predict(&machine, Collective::AllReduce, Algorithm::TwoShot, 64 << 20, 4).unwrap();
+        let (link, busy) = prediction.busiest.unwrap();
+        assert!(link.contains("socket") && busy > 0.5 && busy <= 1.0 + 1e-9, "{link} {busy}");
+    }
+
+    #[test]
+    fn ranks_that_share_a_processor_take_turns() {
+        let machine = built_in("two-processors").unwrap();
+        let shared = machine.with_ranks(4);
+        assert!(time(&shared, Algorithm::TwoShot, 16 << 20) > 1.5 * time(&machine, Algorithm::TwoShot, 16 << 20));
+    }
+
+    #[test]
+    fn sixty_four_endpoints_are_planned_and_predicted() {
+        let machine = built_in("sixty-four").unwrap();
+        assert_eq!(machine.ranks(), 64);
+        let hierarchical = time(&machine, Algorithm::Hierarchical, 16 << 20);
+        assert!(hierarchical.is_finite() && hierarchical > 0.0);
+    }
+}
