@@ -33,6 +33,10 @@ lint: vm-env ## check formatting, clippy on both sides, shell scripts and the AB
 vm-env-debug: ## add the kernel with every check to the environment (10 minutes, once)
 	@scripts/vm-env-debug
 
+.PHONY: test-debug
+test-debug: vm-env-debug ## run the tests in virtual machines on the kernel with every check
+	@scripts/test-debug
+
 .PHONY: clean
 clean: ## delete what was built; the environment in the cache stays
 	rm -rf target tests/target userlib/target
