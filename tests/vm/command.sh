@@ -25,7 +25,7 @@ reduce() {
     pcieipc reduce --input '/data/grads.{rank}.safetensors' --output /tmp/sum.safetensors --timeout 20s "$@"
 }
 nothing_written() {
-    if ls -A /tmp | grep -q 'sum.safetensors\|partial'; then verdict "$1" 1; else verdict "$1" 0; fi
+    if find /tmp -maxdepth 1 \( -name '*sum.safetensors*' -o -name '*partial*' \) | grep -q .; then verdict "$1" 1; else verdict "$1" 0; fi
 }
 user() { /bin/setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all "$@"; }
 first=$(pcieipc info --json | grep -o '"address":"[^"]*"' | head -n 1 | cut -d '"' -f 4)
@@ -59,7 +59,7 @@ chmod 0666 /dev/pcieipc
 promise too_little_memlock_names_the_limit 1 "the limit of locked memory is 64 KiB" \
     sh -c 'ulimit -l 64; mkdir -p /tmp/u; chown 1000 /tmp/u; cd /tmp/u; TMPDIR=/tmp/u exec /bin/setpriv --reuid 1000 --regid 1000 --clear-groups --bounding-set -all \
     pcieipc reduce --ranks 2 --transport kmod --input "/data/grads.{rank}.safetensors" --output sum --timeout 5s'
-if ls -A /tmp/u | grep -q .; then verdict too_little_memlock_writes_nothing 1; else verdict too_little_memlock_writes_nothing 0; fi
+if find /tmp/u -mindepth 1 | grep -q .; then verdict too_little_memlock_writes_nothing 1; else verdict too_little_memlock_writes_nothing 0; fi
 
 for device in /sys/bus/pci/drivers/pcieipc/0000:*; do basename "$device" >/sys/bus/pci/drivers/pcieipc/unbind; done
 promise without_endpoints_info_says_how_to_bind_one 0 "no endpoint: none is bound" pcieipc info
