@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The protocol between ranks: memory layout, epochs, lines, flags, bounded waits and the verdict.
+// One text for NVRTC and for a host C++ compiler, where CI runs it under a thread sanitizer.
+//
+// Who writes what, and what pairs with it:
+//   State       device memory of one rank, never exported; written by that rank's kernels only.
+//   Control     host memory that every rank maps. Each word has one writer: `abort[r]` and `deadline_ns[r]` the host of
+//               rank r, `failed[r]` and `verdict[r]` the kernels of rank r.
+//   Mailbox     memory that peers write and this rank reads, on the device (peer path) or in host memory (host path).
+//               headers and LL lines: a flag in the same 8 (or 16) bytes as the data, so no ordering is needed;
+//               slots: data, then a flag stored with release; the reader acquires the flag before it reads.
+// Two halves of a mailbox alternate with the epoch. Every call receives a header from every peer, and a peer sends it only
+// after its previous call is complete; so when call e+2 writes a half, nobody reads what call e left there.
+#pragma once
+
+namespace pcieipc {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr u32 MAX_RANKS = 16;
+constexpr u32 HEADER_WORDS = 4;
+constexpr u32 MAX_BLOCKS = 64;
+constexpr u32 SLOTS = 16;        // slots of a block for tiles in flight
+constexpr u32 LL_CLEAN_MASK = (1u << 26) - 1;
+
+// Failure codes of the verdict; the host maps them to its typed errors.
+enum Code : u32 { OK = 0, TIMEOUT = 1, MISMATCH = 2, ABORTED = 3, CONCURRENT = 4 };
+// What a rank was waiting for when it failed.
+enum What : u32 { WAIT_HEADER = 0, WAIT_LINE = 1, WAIT_SLOT = 2, WAIT_COPY = 3, WAIT_CREDIT = 4 };
+
+struct State {
+  u32 epoch;    // calls completed; read by every thread, advanced once per call
+  u32 dead;     // a Code; once set, later kernels exit without writing
+  u32 busy;     // epoch + 1 of the last kernel that began
+  u32 arrived;  // blocks of the running kernel that have read the epoch
+  u32 finished; // blocks that have finished their part (kernels that hand over to copy engines)
+  u32 pad[27];
+};
+
+struct Verdict {
+  u32 code, peer, what, epoch;
+  u64 ours, theirs, waited_ns;
+  u32 header_word;
+  u32 written; // epoch + 1, stored last with release
+  u32 pad[4];
+};
+
+struct Control {
+  u64 abort[MAX_RANKS];
+  u64 failed[MAX_RANKS];
+  u64 deadline_ns[MAX_RANKS];
+  Verdict verdict[MAX_RANKS];
+};
+
+// Offsets inside one half of a mailbox, for one sender. The host computes them; all ranks hold the same.
+struct Layout {
+  u64 half, sender;          // strides
+  u64 flags, lines, wide, whole, slots;        // offsets of the parts
+  u64 lines_bytes, wide_bytes, whole_bytes;    // room for narrow, wide and whole lines, which never share memory
+  u32 slot_bytes, pad;
+};
+constexpr u64 HEADERS_BYTES = 256;   // at offset 0 of each (half, sender)
+constexpr u64 FLAG_STRIDE = 32;
+
+struct Args {
+  State* state;
+  Control* control;
+  const u8* in;
+  u8* out;
+  u64 bytes;
+  u32 rank, ranks;
+  u32 header[HEADER_WORDS];
+  u32 push_warps;     // streams: warps of a block that push
+  u32 piece;          // streams: bytes of a tile, a multiple of 16
+  u32 op;             // 0 sum, 1 average, 2 product, 3 minimum, 4 maximum
+  u32 flags;          // ARG_*
+  u32 empty[4];       // what an empty whole line holds: random, the same for all ranks
+  Layout layout;
+  u8* tx[MAX_RANKS];  // mailbox of rank j, as this rank writes it
+  u8* rx[MAX_RANKS];  // own mailbox for what rank j sends
+};
+enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2 };
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#include "device_ops.h"
+#else
+#include "host_ops.h"
+#endif
+
+PCIEIPC_FN u8* half_of(u8* mailbox, const Layout& l, u32 epoch, u32 sender) {
+  return mailbox + (epoch & 1) * l.half + sender * l.sender;
+}
+
+// ---- bounded waits ---------------------------------------------------------------------------------------------------
+
+// One per thread: when the kernel started, and whether the wait was given up.
+struct Watch {
+  u64 start;
+  u32 spins;
+};
+
+// Writes the verdict of this rank once; the first failure wins.
+PCIEIPC_FN void fail(const Args& a, u32 code, u32 peer, u32 what, u32 epoch, u64 ours, u64 theirs, u64 waited, u32 word) {
+  if (atomic_cas(&a.state->dead, 0u, code) != 0) return;
+  Verdict* v = &a.control->verdict[a.rank];
+  store_sys(&v->code, code);
+  store_sys(&v->peer, peer);
+  store_sys(&v->what, what);
+  store_sys(&v->epoch, epoch);
+  store_sys(&v->ours, ours);
+  store_sys(&v->theirs, theirs);
+  store_sys(&v->waited_ns, waited);
+  store_sys(&v->header_word, word);
+  store_release_sys(&v->written, epoch + 1);
+  store_release_sys(&a.control->failed[a.rank], ((u64)epoch << 32) | code);
+}
+
+// Called on every failed poll; true means give up. Host words are read seldom: each read crosses the bus.
+PCIEIPC_NOINLINE bool give_up_slow(const Args& a, u64 start, u32 spins, u32 peer, u32 what, u32 epoch) {
+  if (load_volatile(&a.state->dead) != 0) return true;
+  if ((spins & 1023) != 0 || !lane_leads()) return false;
+  u64 waited = now_ns() - start;
+  for (u32 r = 0; r < a.ranks; r++) {
+    if (load_sys(&a.control->abort[r]) != 0 || load_sys(&a.control->failed[r]) != 0) {
+      fail(a, ABORTED, r, what, epoch, 0, 0, waited, 0);
+      return true;
+    }
+  }
+  if (waited > load_sys(&a.control->deadline_ns[a.rank])) {
+    fail(a, TIMEOUT, peer, what, epoch, 0, 0, waited, 0);
+    return true;
+  }
+  return false;
+}
+PCIEIPC_FN bool give_up(const Args& a, Watch& w, u32 peer, u32 what, u32 epoch) {
+#ifdef PCIEIPC_UNCHECKED  // only to measure what bounded waits and the header check cost
+  return false;
+#else
+  return (++w.spins & 63) == 0 && give_up_slow(a, w.start, w.spins, peer, what, epoch);
+#endif
+}
+
+// ---- headers ---------------------------------------------------------------------------------------------------------
+
+// Header words lie at one place for every algorithm, each with the epoch in the same 8 bytes. What one lane of the service
+// warp sends and expects; addresses are ready before the epoch is known.
+struct HeaderLane {
+  u64* to;
+  const u64* from;
+  u32 ours, peer, word;
+  bool active;
+  PCIEIPC_FN HeaderLane(const Args& a, u32 i) {
+    peer = i / HEADER_WORDS;
+    word = i % HEADER_WORDS;
+    active = peer < a.ranks && peer != a.rank;
+    if (!active) return;
+    to = (u64*)(a.tx[peer] + a.rank * a.layout.sender) + word;
+    from = (const u64*)(a.rx[peer] + peer * a.layout.sender) + word;
+    ours = a.header[word];
+  }
+  PCIEIPC_FN void send(const Args& a, u32 epoch) const {
+    if (active) store_sys((u64*)((u8*)to + (epoch & 1) * a.layout.half), ((u64)epoch << 32) | ours);
+  }
+  PCIEIPC_FN void check(const Args& a, Watch& w, u32 epoch) const {
+    if (!active) return;
+    const u64* line = (const u64*)((const u8*)from + (epoch & 1) * a.layout.half);
+    u64 v;
+    while ((u32)((v = load_sys(line)) >> 32) != epoch)
+      if (give_up(a, w, peer, WAIT_HEADER, epoch)) return;
+    if ((u32)v != ours) fail(a, MISMATCH, peer, WAIT_HEADER, epoch, ours, (u32)v, 0, word);
+  }
+};
+
+// The block's service warp. Data warps arrive at barrier 15 once they have read the epoch. Block 0's exchanges headers; the
+// epoch is advanced once every block has read it and every peer's header has come (WHOLE: and block 0 is done). Until then
+// a second kernel of the same communicator finds `busy` at its own epoch's number, which is an error and not a hang.
+template <bool WHOLE, class T>
+PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
+  const u32 lane = t.thread() - t.data_threads(), lanes = t.service_threads(), all = t.data_threads() + lanes;
+  const bool leads = t.block() == 0;
+  const HeaderLane first(a, lane);
+  Word4 state = load_state(a.state);
+  const u32 epoch = state.x;
+  if (state.y != OK) return;
+#ifndef PCIEIPC_UNCHECKED
+  if (leads) {
+    first.send(a, epoch);
+    for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).send(a, epoch);
+  }
+#endif
+  t.barrier(15, all);
+  if (!leads) {
+    if (lane == 0) atomic_add(&a.state->arrived, 1u);
+    return;
+  }
+  u32 before = epoch;
+  if (lane == 0) before = atomic_exch(&a.state->busy, epoch + 1);
+  if (t.blocks() > 1) {
+    if (lane == 0) {
+      while (load_volatile(&a.state->arrived) != t.blocks() - 1)
+        if (give_up(a, w, a.rank, WAIT_HEADER, epoch)) break;
+      store_volatile(&a.state->arrived, 0u);
+    }
+  }
+#ifndef PCIEIPC_UNCHECKED
+  first.check(a, w, epoch);
+  for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).check(a, w, epoch);
+  if (before != epoch) fail(a, CONCURRENT, a.rank, WAIT_HEADER, epoch, 0, 0, 0, 0);
+#endif
+  if (WHOLE) t.barrier(14, all);
+  if (lane == 0) store_volatile(&a.state->epoch, epoch + 1);
+}
+template <class T> PCIEIPC_FN void data_has_epoch(T& t) { t.arrive(15, t.data_threads() + t.service_threads()); }
+template <class T> PCIEIPC_FN void data_is_done(T& t) {
+  if (t.block() == 0) t.arrive(14, t.data_threads() + t.service_threads());
+}
+
+}  // namespace pcieipc

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// One-shot all-reduce for larger tensors: each block streams tiles to every peer through slots and adds what streams in.
+//
+// The warps of a block have one job each, so that nobody waits for a fence but the warp that issues it:
+//   push     copy the block's tiles into the peers' slots
+//   flag     one warp: when tiles are complete, releases their number to every peer
+//   poll     one warp: acquires the peers' numbers
+//   consume  add the tiles in rank order
+// Tile q is pushed once this block has consumed tile q - AHEAD, which needs tile q - AHEAD of every peer, which that peer
+// pushed after it had consumed q - 2 * AHEAD. So 2 * AHEAD slots need no acknowledgement.
+#pragma once
+#include "oneshot.h"
+
+namespace pcieipc {
+
+constexpr u32 AHEAD = SLOTS / 2;
+
+struct StreamShared {
+  u32 pushed[32];       // tiles that push warp i has stored; written by it
+  u32 consumed[32];     // tiles that consume warp i has added; written by it
+  u32 arrived[MAX_RANKS];  // tiles complete from each peer; written by the poll warp
+  u32 lost;             // a wait was given up
+};
+
+template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
+  const Args& a;
+  StreamShared& s;
+  u32 epoch;
+  u32 lane, warp, warps;  // within the role
+  u64 slots;
+  bool aligned;
+
+  PCIEIPC_FN u32 ranks() const { return N ? N : a.ranks; }
+  PCIEIPC_FN u32 peer(u32 k) const { return N == 2 ? 1 - a.rank : a.rank + k < ranks() ? a.rank + k : a.rank + k - ranks(); }
+  PCIEIPC_FN u8* tx(u32 peer, u64 q) const { return half_of(a.tx[peer], a.layout, epoch, a.rank) + slots + q % SLOTS * a.layout.slot_bytes; }
+  PCIEIPC_FN const u8* rx(u32 peer, u64 q) const { return half_of(a.rx[peer], a.layout, epoch, peer) + slots + q % SLOTS * a.layout.slot_bytes; }
+
+  // Waits until all `n` counters have reached `want`.
+  PCIEIPC_FN bool reached(const u32* counters, u32 n, u32 want) const {
+    for (;;) {
+      bool good = true;
+      for (u32 i = lane; i < n; i += WARP) good &= load_shared(&counters[i]) >= want;
+      if (warp_all(good)) { fence_block(); return true; }
+      if (load_shared(&s.lost)) return false;
+    }
+  }
+  PCIEIPC_FN void reach(u32* counter, u32 value) const {
+    fence_block();
+    warp_sync();
+    if (lane == 0) store_shared(counter, value);
+  }
+
+  PCIEIPC_FN void push(u64 q, u64 at, u32 len) const {
+    const u32 stride = warps * WARP * 16;
+    u32 i = (warp * WARP + lane) * 16;
+    if (aligned)
+      for (; i + (UNROLL - 1) * stride + 16 <= len; i += UNROLL * stride) {
+        u32 v[UNROLL][4];
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) load_whole<4>(a.in + at + i + u * stride, v[u]);
+#pragma unroll
+        for (u32 k = 1; k < ranks(); k++) {
+          u8* to = tx(peer(k), q) + i;
+#pragma unroll
+          for (u32 u = 0; u < UNROLL; u++) store_slot(to + u * stride, Word4{v[u][0], v[u][1], v[u][2], v[u][3]});
+        }
+      }
+    for (; i < len; i += stride) {
+      u32 v[4];
+      load_any(at + i, v);
+      for (u32 k = 1; k < ranks(); k++) store_slot(tx(peer(k), q) + i, Word4{v[0], v[1], v[2], v[3]});
+    }
+  }
+  PCIEIPC_FN void load_any(u64 at, u32* v) const {
+    if (aligned && at + 16 <= a.bytes) load_whole<4>(a.in + at, v); else load_part<E, 4>(a.in, at, a.bytes, v);
+  }
+
+  template <u32 U, bool WHOLE> PCIEIPC_FN void combine(u64 q, u64 at, u32 i) const {
+    const u32 stride = warps * WARP * 16;
+    Accumulator<E, 4, SIMPLE> acc[U];
+    u32 own[U][4];
+    if (N == 2) {
+      Word4 got[U];
+      const u8* from = rx(peer(1), q) + i;
+#pragma unroll
+      for (u32 u = 0; u < U; u++) got[u] = load_slot(from + u * stride);
+#pragma unroll
+      for (u32 u = 0; u < U; u++) {
+        if (WHOLE) load_whole<4>(a.in + at + i + u * stride, own[u]); else load_any(at + i + u * stride, own[u]);
+      }
+#pragma unroll
+      for (u32 u = 0; u < U; u++) {
+        u32 g[4] = {got[u].x, got[u].y, got[u].z, got[u].w}, first[4], second[4];
+        in_rank_order<4>(a.rank, own[u], g, first, second);
+        acc[u].set(first);
+        acc[u].add(second, a.op);
+      }
+    } else {
+      for (u32 k = 0; k < ranks(); k++) {
+        const u8* from = rx(k, q) + i;
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+          u32 g[4];
+          if (k != a.rank) {
+            Word4 v = load_slot(from + u * stride);
+            g[0] = v.x; g[1] = v.y; g[2] = v.z; g[3] = v.w;
+          } else if (WHOLE) load_whole<4>(a.in + at + i + u * stride, g);
+          else load_any(at + i + u * stride, g);
+          if (k == 0) acc[u].set(g); else acc[u].add(g, a.op);
+        }
+      }
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; u++) {
+      u32 r[4];
+      acc[u].get(r, a.op, ranks());
+      const u64 to = at + i + u * stride;
+      if (WHOLE || (aligned && to + 16 <= a.bytes)) store_whole<4>(a.out + to, r); else store_part<E, 4>(a.out, to, a.bytes, r);
+    }
+  }
+  PCIEIPC_FN u32 length(u64 at) const { return (u32)(a.bytes - at < a.piece ? a.bytes - at : a.piece); }
+  // One consume warp's part of all the block's tiles.
+  PCIEIPC_FN void consume_all(u32 block, u64 blocks, u32 mine, u32 me, u32 consumers) {
+    warp = me;
+    warps = consumers;
+    if (warp == 0 && lane == 0) store_shared(&s.arrived[a.rank], ~0u);
+    for (u32 q = 0; q < mine; q++) {
+      const u64 at = (block + q * blocks) * a.piece;
+      if (!reached(s.arrived, ranks(), q + 1)) break;
+      consume(q, at, length(at));
+      reach(&s.consumed[warp], q + 1);
+    }
+  }
+  PCIEIPC_FN void consume(u64 q, u64 at, u32 len) const {
+    const u32 stride = warps * WARP * 16;
+    u32 i = (warp * WARP + lane) * 16;
+    if (aligned)
+      for (; i + (UNROLL - 1) * stride + 16 <= len; i += UNROLL * stride) combine<UNROLL, true>(q, at, i);
+    for (; i < len; i += stride) combine<1, false>(q, at, i);
+  }
+};
+
+// The warp that acquires the peers' numbers.
+template <class X> PCIEIPC_FN void poll_peers(const X& x, const Args& a, StreamShared& s, Watch& w, u64 flag, u32 mine) {
+  for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP) {
+    const u32 from = x.peer(k);
+    const u64* counter = (const u64*)(half_of(a.rx[from], a.layout, x.epoch, from) + flag);
+    for (u32 seen = 0; seen < mine;) {
+      const u64 v = load_acquire_sys(counter);
+      if ((u32)(v >> 32) == x.epoch && (u32)v > seen && (u32)v <= mine) {
+        seen = (u32)v;
+        fence_block();
+        store_shared(&s.arrived[from], seen);
+      } else if (give_up(a, w, from, WAIT_SLOT, x.epoch)) {
+        store_shared(&s.lost, 1u);
+        break;
+      }
+    }
+  }
+  warp_sync();
+}
+
+template <class E, bool SIMPLE, u32 N, u32 UNROLL, class T>
+PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
+  for (u32 i = t.thread(); i < sizeof(StreamShared) / 4; i += t.data_threads() + t.service_threads()) store_shared((u32*)&s + i, 0);
+  t.barrier(1, t.data_threads() + t.service_threads());
+  t.begin();
+  if (a.flags & ARG_NOOP) return;
+  Watch w{now_ns(), 0};
+  if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
+  Word4 state = load_state(a.state);
+  const u32 epoch = state.x;
+  if (state.y != OK) return;
+  data_has_epoch(t);
+
+  const u64 tiles = (a.bytes + a.piece - 1) / a.piece, blocks = t.blocks();
+  const u32 mine = t.block() < tiles ? (u32)((tiles - t.block() + blocks - 1) / blocks) : 0;
+  Stream<E, SIMPLE, N, UNROLL> x{a, s, epoch, t.thread() % WARP, t.thread() / WARP, 0, a.layout.slots + (u64)t.block() * SLOTS * a.layout.slot_bytes, (a.flags & ARG_ALIGNED) != 0};
+  const u64 flag = a.layout.flags + (u64)t.block() * FLAG_STRIDE;
+  const u32 pushers = a.push_warps, consumers = t.data_threads() / WARP - pushers - 2;
+  if (x.warp < pushers) {
+    x.warps = pushers;
+    for (u32 q = 0; q < mine; q++) {
+      const u64 at = (t.block() + q * blocks) * a.piece;
+      if (q >= AHEAD && !x.reached(s.consumed, consumers, q - AHEAD + 1)) break;
+      x.push(q, at, x.length(at));
+      x.reach(&s.pushed[x.warp], q + 1);
+    }
+  } else if (x.warp == pushers) {
+    for (u32 sent = 0; sent < mine;) {
+      if (!x.reached(s.pushed, pushers, sent + 1)) break;
+      u32 least = mine;
+      for (u32 i = 0; i < pushers; i++) { u32 v = load_shared(&s.pushed[i]); least = v < least ? v : least; }
+      fence_block();
+      warp_sync();
+      sent = least;
+      for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP)
+        store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, epoch, a.rank) + flag), ((u64)epoch << 32) | sent);
+      warp_sync();
+    }
+  } else if (x.warp == pushers + 1) {
+    poll_peers(x, a, s, w, flag, mine);
+  } else {
+    x.consume_all(t.block(), blocks, mine, x.warp - pushers - 2, consumers);
+  }
+  data_is_done(t);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr u32 STAGES = 5;
+struct BulkShared { u64 full[STAGES], free[STAGES]; };
+
+// The same with two warps that move tiles through shared memory by bulk copies, in place of the push warps and the flag warp:
+// what the copy unit stores needs no registers, makes better packets and is complete one group at a time, so that a tile's
+// flag does not wait for later tiles. Only aligned tensors.
+template <class E, bool SIMPLE, u32 N, u32 UNROLL, u32 LAG>
+PCIEIPC_FN void oneshot_bulk(Gpu t, const Args& a, StreamShared& s, BulkShared& b, u8* stages) {
+  for (u32 i = t.thread(); i < sizeof(StreamShared) / 4; i += t.data_threads() + t.service_threads()) store_shared((u32*)&s + i, 0);
+  if (t.thread() == 0) {
+    for (u32 i = 0; i < STAGES; i++) { barrier_init(&b.full[i], 1); barrier_init(&b.free[i], 1); }
+    barrier_init_fence();
+  }
+  t.barrier(1, t.data_threads() + t.service_threads());
+  t.begin();
+  if (a.flags & ARG_NOOP) return;
+  Watch w{now_ns(), 0};
+  const u64 tiles = (a.bytes + a.piece - 1) / a.piece, blocks = t.blocks();
+  const u32 mine = t.block() < tiles ? (u32)((tiles - t.block() + blocks - 1) / blocks) : 0;
+  if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
+  Word4 state = load_state(a.state);
+  const u32 epoch = state.x;
+  if (state.y != OK) return;
+  data_has_epoch(t);
+  Stream<E, SIMPLE, N, UNROLL> x{a, s, epoch, t.thread() % WARP, t.thread() / WARP, 0, a.layout.slots + (u64)t.block() * SLOTS * a.layout.slot_bytes, true};
+  const u64 flag = a.layout.flags + (u64)t.block() * FLAG_STRIDE;
+  const u32 consumers = t.data_threads() / WARP - 3;
+  if (x.warp == 0) {
+    if (x.lane == 0) {
+      u32 q = 0;
+      for (; q < mine; q++) {
+        const u32 g = q % STAGES;
+        if (q >= STAGES && !barrier_wait(&b.free[g], (q / STAGES - 1) & 1, &s.lost)) break;
+        const u64 at = (t.block() + q * blocks) * a.piece;
+        const u32 len = x.length(at) & ~15u;
+        barrier_expect(&b.full[g], len);
+        if (len) bulk_load(stages + g * a.piece, a.in + at, len, &b.full[g]);
+      }
+      // A block must not end while a copy into its memory is on its way.
+      for (u32 k = q > STAGES ? q - STAGES : 0; k < q; k++) barrier_wait(&b.full[k % STAGES], (k / STAGES) & 1, nullptr);
+    }
+    warp_sync();
+  } else if (x.warp == 1) {
+    u32 q = 0;
+    auto announce = [&](u32 count) {
+      for (u32 k = 1; k < x.ranks(); k++)
+        store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, epoch, a.rank) + flag), ((u64)epoch << 32) | count);
+    };
+    for (; q < mine; q++) {
+      const u32 g = q % STAGES;
+      if (q >= AHEAD && !x.reached(s.consumed, consumers, q - AHEAD + 1)) break;
+      bool loaded = true;
+      if (x.lane == 0) loaded = barrier_wait(&b.full[g], (q / STAGES) & 1, &s.lost);
+      if (!warp_all(loaded)) break;
+      if (x.lane == 0) {
+        const u64 at = (t.block() + q * blocks) * a.piece;
+        const u32 all = x.length(at), len = all & ~15u;
+        for (u32 k = 1; k < x.ranks(); k++) {
+          u8* to = x.tx(x.peer(k), q);
+          if (len) bulk_store(to, stages + g * a.piece, len);
+          if (len < all) {
+            u32 v[4];
+            load_part<E, 4>(a.in, at + len, a.bytes, v);
+            store_slot(to + len, Word4{v[0], v[1], v[2], v[3]});
+          }
+        }
+        bulk_commit();
+        bulk_wait_read<1>();
+        if (q > 0) barrier_arrive(&b.free[(q - 1) % STAGES]);
+        if (q >= LAG) { bulk_wait<LAG>(); announce(q - LAG + 1); }
+      }
+      warp_sync();
+    }
+    if (x.lane == 0) {
+      if (LAG > 2 && q >= 3) { bulk_wait<2>(); announce(q - 2); }
+      if (LAG > 1 && q >= 2) { bulk_wait<1>(); announce(q - 1); }
+      bulk_wait<0>();
+      if (q >= 1) announce(q);
+    }
+    warp_sync();
+  } else if (x.warp == 2) {
+    poll_peers(x, a, s, w, flag, mine);
+  } else {
+    x.consume_all(t.block(), blocks, mine, x.warp - 3, consumers);
+  }
+  data_is_done(t);
+}
+#endif
+
+}  // namespace pcieipc
