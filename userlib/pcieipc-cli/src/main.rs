@@ -34,6 +34,7 @@ enum Command {
     Bench(commands::bench::Bench),
     #[command(hide = true)]
     BenchRank(commands::bench_rank::BenchRank),
+    Cuda(commands::cuda::Cuda),
     Demo(commands::demo::Demo),
     Doctor(commands::doctor::Doctor),
     Info(commands::info::Info),
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
     let (json, outcome) = match Arguments::parse().command {
         Command::Bench(command) => (command.json, command.run().map(done)),
         Command::BenchRank(command) => (false, command.run().map(done)),
+        Command::Cuda(command) => (command.json(), command.run()),
         Command::Demo(command) => (command.json, command.run().map(done)),
         Command::Doctor(command) => (command.json, command.run()),
         Command::Info(command) => (command.json, command.run().map(done)),

@@ -92,32 +92,3 @@ PCIEIPC_FN u16 bf16_from_f32(float f) {
   return (u16)((b + 0x7fffu + ((b >> 16) & 1)) >> 16);
 #endif
 }
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Bulk copies between global and shared memory, and the barriers in shared memory that count their bytes.
-PCIEIPC_FN u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-PCIEIPC_FN void barrier_init(u64* b, u32 n) { asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(shared_address(b)), "r"(n) : "memory"); }
-PCIEIPC_FN void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory"); }
-PCIEIPC_FN void barrier_expect(u64* b, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(shared_address(b)), "r"(bytes) : "memory"); }
-PCIEIPC_FN void barrier_arrive(u64* b) { asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(shared_address(b)) : "memory"); }
-// Waits for the phase of that parity; gives up when `lost` is set.
-PCIEIPC_FN bool barrier_wait(u64* b, u32 parity, const u32* lost) {
-  for (;;) {
-    u32 done;
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p,[%1],%2; selp.u32 %0,1,0,p;}" : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-    if (done) return true;
-    if (lost && load_shared(lost)) return false;
-  }
-}
-PCIEIPC_FN void bulk_load(void* stage, const void* from, u32 len, u64* b) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared_address(stage)), "l"(from), "r"(len), "r"(shared_address(b)) : "memory");
-}
-PCIEIPC_FN void bulk_store(void* to, const void* stage, u32 len) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2;" ::"l"(to), "r"(shared_address(stage)), "r"(len) : "memory");
-}
-PCIEIPC_FN void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most N of this thread's groups have not yet read their stage, or are not yet complete; what is complete is
-// visible to this thread, so that a release by it covers it.
-template <u32 N> PCIEIPC_FN void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-template <u32 N> PCIEIPC_FN void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
-#endif

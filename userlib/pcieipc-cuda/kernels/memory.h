@@ -11,7 +11,7 @@ template <> struct Bits<2> { typedef u16 T; };
 template <> struct Bits<4> { typedef u32 T; };
 template <> struct Bits<8> { typedef u64 T; };
 
-// W words, whole and aligned.
+// W words, whole and aligned; W is 2 or 4.
 template <u32 W> PCIEIPC_FN void load_whole(const u8* p, u32* w) {
   if (W == 4) { Word4 v = load_own16(p); w[0] = v.x; w[1] = v.y; w[2] = v.z; w[W == 4 ? 3 : 0] = v.w; }
   else if (W == 2) { Word2 v = load_own8(p); w[0] = v.x; w[1] = v.y; }
@@ -29,26 +29,38 @@ template <u32 W> PCIEIPC_FN void store_whole(u8* p, const u32* w) {
   }
 }
 
-// W words at byte offset `at` of a tensor of `bytes` bytes; bytes past its end read as zero and are not written.
-template <class E, u32 W> PCIEIPC_FN void load_part(const u8* p, u64 at, u64 bytes, u32* w) {
+// Four words at byte offset `at` of a tensor of `bytes` bytes, element by element; bytes past its end read as zero. Never
+// inlined: it is the way of unaligned tensors and of the last bytes of others.
+template <class E> PCIEIPC_NOINLINE Word4 load_elements(const u8* p, u64 at, u64 bytes) {
   typedef typename Bits<sizeof(E)>::T U;
-#pragma unroll
-  for (u32 i = 0; i < W; i++) w[i] = 0;
-#pragma unroll
-  for (u32 i = 0; i < W * 4 / sizeof(E); i++) {
-    u64 v = 0;
-    if (at + (i + 1) * sizeof(E) <= bytes) v = ((const U*)(p + at))[i];
-    if (sizeof(E) == 8) { w[2 * i % W] = (u32)v; w[(2 * i + 1) % W] = (u32)(v >> 32); }
-    else w[i * sizeof(E) / 4] |= (u32)v << (i * sizeof(E) % 4 * 8);
+  u64 half[2] = {0, 0};
+#pragma unroll 1
+  for (u32 i = 0; i < 16; i += sizeof(E)) {
+    if (at + i + sizeof(E) > bytes) break;
+    const u64 v = (u64) * (const U*)(p + at + i) << (i % 8 * 8);
+    if (i < 8) half[0] |= v; else half[1] |= v;
+  }
+  return Word4{(u32)half[0], (u32)(half[0] >> 32), (u32)half[1], (u32)(half[1] >> 32)};
+}
+template <class E> PCIEIPC_NOINLINE void store_elements(u8* p, u64 at, u64 bytes, Word4 w, u32 count) {
+  typedef typename Bits<sizeof(E)>::T U;
+  const u64 low = (u64)w.x | (u64)w.y << 32, high = (u64)w.z | (u64)w.w << 32;
+#pragma unroll 1
+  for (u32 i = 0; i < count; i += sizeof(E)) {
+    if (at + i + sizeof(E) > bytes) break;
+    *(U*)(p + at + i) = (U)((i < 8 ? low : high) >> (i % 8 * 8));
   }
 }
+
+// W words at byte offset `at`, of which some may lie past the end; those read as zero and are not written.
+template <class E, u32 W> PCIEIPC_FN void load_part(const u8* p, u64 at, u64 bytes, u32* w) {
+  const u64 end = at + W * 4 < bytes ? at + W * 4 : bytes;
+  const Word4 v = load_elements<E>(p, at, end);
+  w[0] = v.x; w[1] = v.y;
+  if (W == 4) { w[W == 4 ? 2 : 0] = v.z; w[W == 4 ? 3 : 0] = v.w; }
+}
 template <class E, u32 W> PCIEIPC_FN void store_part(u8* p, u64 at, u64 bytes, const u32* w) {
-  typedef typename Bits<sizeof(E)>::T U;
-#pragma unroll
-  for (u32 i = 0; i < W * 4 / sizeof(E); i++) {
-    u64 v = sizeof(E) == 8 ? (u64)w[2 * i % W] | (u64)w[(2 * i + 1) % W] << 32 : (u64)(w[i * sizeof(E) / 4] >> (i * sizeof(E) % 4 * 8));
-    if (at + (i + 1) * sizeof(E) <= bytes) ((U*)(p + at))[i] = (U)v;
-  }
+  store_elements<E>(p, at, bytes, Word4{w[0], w[1], W == 4 ? w[W == 4 ? 2 : 0] : 0, W == 4 ? w[W == 4 ? 3 : 0] : 0}, W * 4);
 }
 
 }  // namespace pcieipc

@@ -14,56 +14,25 @@ template <u32 W> PCIEIPC_FN void in_rank_order(u32 rank, const u32* own, const u
   }
 }
 
-// How a thread's words travel in lines of 16 bytes. `lines` lines of a thread lie `apart` lines from each other.
+// How a thread's words travel in lines of 16 bytes.
 //   Narrow: 8 bytes of data, a flag for each 4: only 8-byte atomicity is assumed.
-//   Wide:   three vectors of 16 bytes in four lines, 12 bytes of data and one flag each. Needs 16-byte atomicity, which PTX
-//           gives for a scalar access; used on peer memory with native atomics only.
 //   Whole:  16 bytes of data and no flag: an empty line holds a random value that all ranks know, and the reader empties it
-//           again. Needs 16-byte atomicity too. Data that equals that value would be waited for in vain, and end in Timeout.
+//           again. Needs 16-byte atomicity, which PTX gives for a scalar access; used only on peer memory with native atomics.
+//           Data that equals that value would be waited for in vain, and end in Timeout.
 // They never share memory: data of one would pass for a flag of the other.
 struct Narrow {
-  static constexpr u32 WORDS = 2, VECTORS = 1, LINES = 1;
+  static constexpr u32 WORDS = 2;
   PCIEIPC_FN static u64 offset(const Layout& l) { return l.lines; }
-  PCIEIPC_FN static u64 room(const Layout& l) { return l.lines_bytes; }
-  PCIEIPC_FN static void send(u8* to, u32 apart, const u32* w, u32 flag) { store_line(to, Word4{w[0], flag, w[1], flag}); }
-  PCIEIPC_FN static bool receive(const u8* from, u32 apart, u32* w, u32 flag) {
+  PCIEIPC_FN static void send(u8* to, const u32* w, u32 flag) { store_line(to, Word4{w[0], flag, w[1], flag}); }
+  PCIEIPC_FN static bool receive(const Args&, u8* from, u32* w, u32 flag) {
     Word4 v = load_line(from);
     w[0] = v.x; w[1] = v.z;
     return v.y == flag && v.w == flag;
   }
 };
-struct Wide {
-  static constexpr u32 WORDS = 4, VECTORS = 3, LINES = 4;
-  PCIEIPC_FN static u64 offset(const Layout& l) { return l.wide; }
-  PCIEIPC_FN static u64 room(const Layout& l) { return l.wide_bytes; }
-  PCIEIPC_FN static void send(u8* to, u32 apart, const u32* w, u32 flag) {
-    store_line16(to, Word4{w[0], w[1], w[2], flag});
-    store_line16(to + apart * 16, Word4{w[4], w[5], w[6], flag});
-    store_line16(to + apart * 32, Word4{w[8], w[9], w[10], flag});
-    store_line16(to + apart * 48, Word4{w[3], w[7], w[11], flag});
-  }
-  PCIEIPC_FN static bool receive(const u8* from, u32 apart, u32* w, u32 flag) {
-    Word4 a = load_line16(from), b = load_line16(from + apart * 16), c = load_line16(from + apart * 32), d = load_line16(from + apart * 48);
-    w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = d.x;
-    w[4] = b.x; w[5] = b.y; w[6] = b.z; w[7] = d.y;
-    w[8] = c.x; w[9] = c.y; w[10] = c.z; w[11] = d.z;
-    return a.w == flag && b.w == flag && c.w == flag && d.w == flag;
-  }
-};
-
 struct Whole {
-  static constexpr u32 WORDS = 4, VECTORS = 1, LINES = 1;
+  static constexpr u32 WORDS = 4;
   PCIEIPC_FN static u64 offset(const Layout& l) { return l.whole; }
-  PCIEIPC_FN static u64 room(const Layout& l) { return l.whole_bytes; }
-};
-
-template <class F> struct Transfer {
-  static constexpr bool FLAGGED = true;
-  PCIEIPC_FN static void send(u8* to, const u32* w, u32 flag) { F::send(to, 32, w, flag); }
-  PCIEIPC_FN static bool receive(const Args& a, u8* from, u32* w, u32 flag) { return F::receive(from, 32, w, flag); }
-};
-template <> struct Transfer<Whole> {
-  static constexpr bool FLAGGED = false;
   PCIEIPC_FN static void send(u8* to, const u32* w, u32) { store_line16(to, Word4{w[0], w[1], w[2], w[3]}); }
   PCIEIPC_FN static bool receive(const Args& a, u8* from, u32* w, u32) {
     Word4 v = load_line16(from);
@@ -74,40 +43,29 @@ template <> struct Transfer<Whole> {
   }
 };
 
-// A unit is what one thread sends at once: VECTORS vectors of WORDS words, 32 units interleaved so that a warp's accesses are
-// contiguous. N: number of ranks when known at compile time, otherwise 0.
+// A unit is what one thread sends in one line. N: number of ranks when known at compile time, otherwise 0.
 template <class E, bool SIMPLE, class F, u32 N> struct Lines {
-  static constexpr u32 WORDS = F::WORDS * F::VECTORS, VECTOR = F::WORDS * 4;
+  static constexpr u32 WORDS = F::WORDS, BYTES = F::WORDS * 4;
   const Args& a;
   Watch w;
   u32 epoch;
 
   PCIEIPC_FN u32 ranks() const { return N ? N : a.ranks; }
   PCIEIPC_FN u32 peer(u32 k) const { return N == 2 ? 1 - a.rank : a.rank + k < ranks() ? a.rank + k : a.rank + k - ranks(); }
-  PCIEIPC_FN static u64 units(u64 bytes) { return ((bytes + VECTOR - 1) / VECTOR + 32 * F::VECTORS - 1) / (32 * F::VECTORS) * 32; }
-  PCIEIPC_FN static u64 vector(u64 unit, u32 k) { return F::VECTORS == 1 ? unit : unit / 32 * (32 * F::VECTORS) + 32 * k + unit % 32; }
-  PCIEIPC_FN static u64 line(u64 unit) { return F::LINES == 1 ? unit : unit / 32 * (32 * F::LINES) + unit % 32; }
+  PCIEIPC_FN static u64 units(u64 bytes) { return (bytes + BYTES - 1) / BYTES; }
 
   PCIEIPC_FN void load(u64 unit, u32* v, bool aligned) const {
-#pragma unroll
-    for (u32 k = 0; k < F::VECTORS; k++) {
-      const u64 at = vector(unit, k) * VECTOR;
-      if (aligned && at + VECTOR <= a.bytes) load_whole<F::WORDS>(a.in + at, v + k * F::WORDS);
-      else load_part<E, F::WORDS>(a.in, at, a.bytes, v + k * F::WORDS);
-    }
+    const u64 at = unit * BYTES;
+    if (aligned && at + BYTES <= a.bytes) load_whole<WORDS>(a.in + at, v); else load_part<E, WORDS>(a.in, at, a.bytes, v);
   }
   PCIEIPC_FN void store(u64 unit, const u32* v, bool aligned) const {
-#pragma unroll
-    for (u32 k = 0; k < F::VECTORS; k++) {
-      const u64 at = vector(unit, k) * VECTOR;
-      if (aligned && at + VECTOR <= a.bytes) store_whole<F::WORDS>(a.out + at, v + k * F::WORDS);
-      else store_part<E, F::WORDS>(a.out, at, a.bytes, v + k * F::WORDS);
-    }
+    const u64 at = unit * BYTES;
+    if (aligned && at + BYTES <= a.bytes) store_whole<WORDS>(a.out + at, v); else store_part<E, WORDS>(a.out, at, a.bytes, v);
   }
   PCIEIPC_FN void send(u64 unit, const u32* own) const {
-#pragma unroll
+#pragma unroll 1
     for (u32 k = 1; k < ranks(); k++)
-      Transfer<F>::send(half_of(a.tx[peer(k)], a.layout, epoch, a.rank) + F::offset(a.layout) + line(unit) * 16, own, epoch);
+      F::send(half_of(a.tx[peer(k)], a.layout, epoch, a.rank) + F::offset(a.layout) + unit * 16, own, epoch);
   }
   // Receives a unit from every peer and gives the result.
   PCIEIPC_FN bool receive(u64 unit, const u32* own, u32* r) {
@@ -120,6 +78,7 @@ template <class E, bool SIMPLE, class F, u32 N> struct Lines {
       acc.set(first);
       acc.add(second, a.op);
     } else {
+#pragma unroll 1
       for (u32 k = 0; k < ranks(); k++) {
         if (k == a.rank) {
 #pragma unroll
@@ -132,8 +91,8 @@ template <class E, bool SIMPLE, class F, u32 N> struct Lines {
     return true;
   }
   PCIEIPC_FN bool await(u32 from, u64 unit, u32* got) {
-    u8* rx = half_of(a.rx[from], a.layout, epoch, from) + F::offset(a.layout) + line(unit) * 16;
-    while (!Transfer<F>::receive(a, rx, got, epoch))
+    u8* rx = half_of(a.rx[from], a.layout, epoch, from) + F::offset(a.layout) + unit * 16;
+    while (!F::receive(a, rx, got, epoch))
       if (give_up(a, w, from, WAIT_LINE, epoch)) return false;
     return true;
   }
@@ -179,13 +138,6 @@ PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
       }
     i += UNROLL * step;
   } while (good && i < units);
-  // Flags are compared for equality, so a line must not keep one for 2^32 calls: now and then every line is rewritten.
-  if (Transfer<F>::FLAGGED && good && ((x.epoch >> 1) & LL_CLEAN_MASK) == 0)
-    for (u32 k = 1; k < x.ranks(); k++) {
-      u8* tx = half_of(a.tx[x.peer(k)], a.layout, x.epoch, a.rank) + F::offset(a.layout);
-      for (u64 j = X::line(units) + (u64)t.block() * t.data_threads() + t.thread(); j < F::room(a.layout) / 16; j += step)
-        store_line(tx + j * 16, Word4{0, x.epoch, 0, x.epoch});
-    }
 }
 
 }  // namespace pcieipc

@@ -34,7 +34,7 @@ enum What : u32 { WAIT_HEADER = 0, WAIT_LINE = 1, WAIT_SLOT = 2, WAIT_COPY = 3, 
 struct State {
   u32 epoch;    // calls completed; read by every thread, advanced once per call
   u32 dead;     // a Code; once set, later kernels exit without writing
-  u32 busy;     // epoch + 1 of the last kernel that began
+  u32 busy;     // the epoch after that of the last kernel that began
   u32 arrived;  // blocks of the running kernel that have read the epoch
   u32 finished; // blocks that have finished their part (kernels that hand over to copy engines)
   u32 pad[27];
@@ -44,7 +44,7 @@ struct Verdict {
   u32 code, peer, what, epoch;
   u64 ours, theirs, waited_ns;
   u32 header_word;
-  u32 written; // epoch + 1, stored last with release
+  u32 written; // 1, stored last with release
   u32 pad[4];
 };
 
@@ -58,8 +58,8 @@ struct Control {
 // Offsets inside one half of a mailbox, for one sender. The host computes them; all ranks hold the same.
 struct Layout {
   u64 half, sender;          // strides
-  u64 flags, lines, wide, whole, slots;        // offsets of the parts
-  u64 lines_bytes, wide_bytes, whole_bytes;    // room for narrow, wide and whole lines, which never share memory
+  u64 flags, lines, whole, slots;  // offsets of the parts
+  u64 lines_bytes, whole_bytes;    // room for narrow and whole lines, which never share memory
   u32 slot_bytes, pad;
 };
 constexpr u64 HEADERS_BYTES = 256;   // at offset 0 of each (half, sender)
@@ -82,6 +82,9 @@ struct Args {
   u8* tx[MAX_RANKS];  // mailbox of rank j, as this rank writes it
   u8* rx[MAX_RANKS];  // own mailbox for what rank j sends
 };
+// The host's structures are compared with these when the kernels are compiled.
+static_assert(sizeof(State) == 128 && sizeof(Verdict) == 64 && sizeof(Control) == 1408 && sizeof(Layout) == 72, "layout");
+static_assert(sizeof(Args) == 424, "arguments");
 enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2 };
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -103,7 +106,7 @@ struct Watch {
 };
 
 // Writes the verdict of this rank once; the first failure wins.
-PCIEIPC_FN void fail(const Args& a, u32 code, u32 peer, u32 what, u32 epoch, u64 ours, u64 theirs, u64 waited, u32 word) {
+PCIEIPC_NOINLINE void fail(const Args& a, u32 code, u32 peer, u32 what, u32 epoch, u64 ours, u64 theirs, u64 waited, u32 word) {
   if (atomic_cas(&a.state->dead, 0u, code) != 0) return;
   Verdict* v = &a.control->verdict[a.rank];
   store_sys(&v->code, code);
@@ -114,7 +117,7 @@ PCIEIPC_FN void fail(const Args& a, u32 code, u32 peer, u32 what, u32 epoch, u64
   store_sys(&v->theirs, theirs);
   store_sys(&v->waited_ns, waited);
   store_sys(&v->header_word, word);
-  store_release_sys(&v->written, epoch + 1);
+  store_release_sys(&v->written, 1u);
   store_release_sys(&a.control->failed[a.rank], ((u64)epoch << 32) | code);
 }
 
@@ -123,6 +126,7 @@ PCIEIPC_NOINLINE bool give_up_slow(const Args& a, u64 start, u32 spins, u32 peer
   if (load_volatile(&a.state->dead) != 0) return true;
   if ((spins & 1023) != 0 || !lane_leads()) return false;
   u64 waited = now_ns() - start;
+#pragma unroll 1
   for (u32 r = 0; r < a.ranks; r++) {
     if (load_sys(&a.control->abort[r]) != 0 || load_sys(&a.control->failed[r]) != 0) {
       fail(a, ABORTED, r, what, epoch, 0, 0, waited, 0);
@@ -174,6 +178,22 @@ struct HeaderLane {
   }
 };
 
+// Epochs pass over 0, which is what new memory holds, and keep alternating between the halves.
+PCIEIPC_FN u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 2 : epoch + 1; }
+
+// Flags of lines are compared for equality, so a line must not keep one for 2^32 calls: now and then all lines of the half
+// that is not in use are given a flag that is never waited for there. Peers have completed the call that used it, since their
+// headers of this one have come.
+PCIEIPC_NOINLINE void clean_lines(const Args& a, u32 epoch, u32 lane, u32 lanes) {
+#pragma unroll 1
+  for (u32 peer = 0; peer < a.ranks; peer++) {
+    if (peer == a.rank) continue;
+    u8* tx = half_of(a.tx[peer], a.layout, epoch + 1, a.rank) + a.layout.lines;
+#pragma unroll 1
+    for (u64 i = lane; i < a.layout.lines_bytes / 16; i += lanes) store_line(tx + i * 16, Word4{0, epoch, 0, epoch});
+  }
+}
+
 // The block's service warp. Data warps arrive at barrier 15 once they have read the epoch. Block 0's exchanges headers; the
 // epoch is advanced once every block has read it and every peer's header has come (WHOLE: and block 0 is done). Until then
 // a second kernel of the same communicator finds `busy` at its own epoch's number, which is an error and not a hang.
@@ -188,6 +208,7 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
 #ifndef PCIEIPC_UNCHECKED
   if (leads) {
     first.send(a, epoch);
+#pragma unroll 1
     for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).send(a, epoch);
   }
 #endif
@@ -197,7 +218,7 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
     return;
   }
   u32 before = epoch;
-  if (lane == 0) before = atomic_exch(&a.state->busy, epoch + 1);
+  if (lane == 0) before = atomic_exch(&a.state->busy, next_epoch(epoch));
   if (t.blocks() > 1) {
     if (lane == 0) {
       while (load_volatile(&a.state->arrived) != t.blocks() - 1)
@@ -207,11 +228,13 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
   }
 #ifndef PCIEIPC_UNCHECKED
   first.check(a, w, epoch);
+#pragma unroll 1
   for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).check(a, w, epoch);
   if (before != epoch) fail(a, CONCURRENT, a.rank, WAIT_HEADER, epoch, 0, 0, 0, 0);
 #endif
+  if (((epoch >> 1) & LL_CLEAN_MASK) == 0) clean_lines(a, epoch, lane, lanes);
   if (WHOLE) t.barrier(14, all);
-  if (lane == 0) store_volatile(&a.state->epoch, epoch + 1);
+  if (lane == 0) store_volatile(&a.state->epoch, next_epoch(epoch));
 }
 template <class T> PCIEIPC_FN void data_has_epoch(T& t) { t.arrive(15, t.data_threads() + t.service_threads()); }
 template <class T> PCIEIPC_FN void data_is_done(T& t) {

@@ -48,9 +48,12 @@ template <> struct Wrap<short> { typedef u16 T; };
 template <> struct Wrap<int> { typedef u32 T; };
 template <> struct Wrap<long long> { typedef u64 T; };
 
-// A NaN of either side is the result of a minimum or a maximum.
-template <class A> PCIEIPC_FN A lesser(A x, A y) { return (x != x) ? x : (y != y) ? y : (y < x ? y : x); }
-template <class A> PCIEIPC_FN A greater(A x, A y) { return (x != x) ? x : (y != y) ? y : (x < y ? y : x); }
+// A NaN of either side is the result of a minimum or a maximum, and -0 is below +0.
+PCIEIPC_FN bool negative(float x) { return bits_f32(x) >> 31; }
+PCIEIPC_FN bool negative(double x) { return bits_f64(x) >> 63; }
+template <class A> PCIEIPC_FN bool negative(A) { return false; }
+template <class A> PCIEIPC_FN A lesser(A x, A y) { return (x != x) ? x : (y != y) ? y : (y < x || (x == y && negative(y))) ? y : x; }
+template <class A> PCIEIPC_FN A greater(A x, A y) { return (x != x) ? x : (y != y) ? y : (x < y || (x == y && negative(x))) ? y : x; }
 
 template <bool SIMPLE, class A> PCIEIPC_FN A apply(A x, A y, u32 op) {
   typedef typename Wrap<A>::T U;

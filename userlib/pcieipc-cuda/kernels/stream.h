@@ -39,6 +39,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
   PCIEIPC_FN bool reached(const u32* counters, u32 n, u32 want) const {
     for (;;) {
       bool good = true;
+#pragma unroll 1
       for (u32 i = lane; i < n; i += WARP) good &= load_shared(&counters[i]) >= want;
       if (warp_all(good)) { fence_block(); return true; }
       if (load_shared(&s.lost)) return false;
@@ -58,7 +59,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
         u32 v[UNROLL][4];
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) load_whole<4>(a.in + at + i + u * stride, v[u]);
-#pragma unroll
+#pragma unroll 1
         for (u32 k = 1; k < ranks(); k++) {
           u8* to = tx(peer(k), q) + i;
 #pragma unroll
@@ -68,6 +69,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
     for (; i < len; i += stride) {
       u32 v[4];
       load_any(at + i, v);
+#pragma unroll 1
       for (u32 k = 1; k < ranks(); k++) store_slot(tx(peer(k), q) + i, Word4{v[0], v[1], v[2], v[3]});
     }
   }
@@ -96,6 +98,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
         acc[u].add(second, a.op);
       }
     } else {
+#pragma unroll 1
       for (u32 k = 0; k < ranks(); k++) {
         const u8* from = rx(k, q) + i;
 #pragma unroll
@@ -136,23 +139,27 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
     u32 i = (warp * WARP + lane) * 16;
     if (aligned)
       for (; i + (UNROLL - 1) * stride + 16 <= len; i += UNROLL * stride) combine<UNROLL, true>(q, at, i);
+#pragma unroll 1
     for (; i < len; i += stride) combine<1, false>(q, at, i);
   }
 };
 
-// The warp that acquires the peers' numbers.
+// The warp that acquires the peers' numbers, of all of its peers in turn.
 template <class X> PCIEIPC_FN void poll_peers(const X& x, const Args& a, StreamShared& s, Watch& w, u64 flag, u32 mine) {
-  for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP) {
-    const u32 from = x.peer(k);
-    const u64* counter = (const u64*)(half_of(a.rx[from], a.layout, x.epoch, from) + flag);
-    for (u32 seen = 0; seen < mine;) {
-      const u64 v = load_acquire_sys(counter);
+  for (bool more = true; more;) {
+    more = false;
+#pragma unroll 1
+    for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP) {
+      const u32 from = x.peer(k), seen = load_shared(&s.arrived[from]);
+      if (seen >= mine) continue;
+      more = true;
+      const u64 v = load_acquire_sys((const u64*)(half_of(a.rx[from], a.layout, x.epoch, from) + flag));
       if ((u32)(v >> 32) == x.epoch && (u32)v > seen && (u32)v <= mine) {
-        seen = (u32)v;
         fence_block();
-        store_shared(&s.arrived[from], seen);
+        store_shared(&s.arrived[from], (u32)v);
       } else if (give_up(a, w, from, WAIT_SLOT, x.epoch)) {
         store_shared(&s.lost, 1u);
+        more = false;
         break;
       }
     }
@@ -190,6 +197,7 @@ PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
     for (u32 sent = 0; sent < mine;) {
       if (!x.reached(s.pushed, pushers, sent + 1)) break;
       u32 least = mine;
+#pragma unroll 1
       for (u32 i = 0; i < pushers; i++) { u32 v = load_shared(&s.pushed[i]); least = v < least ? v : least; }
       fence_block();
       warp_sync();
@@ -205,95 +213,5 @@ PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
   }
   data_is_done(t);
 }
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr u32 STAGES = 5;
-struct BulkShared { u64 full[STAGES], free[STAGES]; };
-
-// The same with two warps that move tiles through shared memory by bulk copies, in place of the push warps and the flag warp:
-// what the copy unit stores needs no registers, makes better packets and is complete one group at a time, so that a tile's
-// flag does not wait for later tiles. Only aligned tensors.
-template <class E, bool SIMPLE, u32 N, u32 UNROLL, u32 LAG>
-PCIEIPC_FN void oneshot_bulk(Gpu t, const Args& a, StreamShared& s, BulkShared& b, u8* stages) {
-  for (u32 i = t.thread(); i < sizeof(StreamShared) / 4; i += t.data_threads() + t.service_threads()) store_shared((u32*)&s + i, 0);
-  if (t.thread() == 0) {
-    for (u32 i = 0; i < STAGES; i++) { barrier_init(&b.full[i], 1); barrier_init(&b.free[i], 1); }
-    barrier_init_fence();
-  }
-  t.barrier(1, t.data_threads() + t.service_threads());
-  t.begin();
-  if (a.flags & ARG_NOOP) return;
-  Watch w{now_ns(), 0};
-  const u64 tiles = (a.bytes + a.piece - 1) / a.piece, blocks = t.blocks();
-  const u32 mine = t.block() < tiles ? (u32)((tiles - t.block() + blocks - 1) / blocks) : 0;
-  if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
-  Word4 state = load_state(a.state);
-  const u32 epoch = state.x;
-  if (state.y != OK) return;
-  data_has_epoch(t);
-  Stream<E, SIMPLE, N, UNROLL> x{a, s, epoch, t.thread() % WARP, t.thread() / WARP, 0, a.layout.slots + (u64)t.block() * SLOTS * a.layout.slot_bytes, true};
-  const u64 flag = a.layout.flags + (u64)t.block() * FLAG_STRIDE;
-  const u32 consumers = t.data_threads() / WARP - 3;
-  if (x.warp == 0) {
-    if (x.lane == 0) {
-      u32 q = 0;
-      for (; q < mine; q++) {
-        const u32 g = q % STAGES;
-        if (q >= STAGES && !barrier_wait(&b.free[g], (q / STAGES - 1) & 1, &s.lost)) break;
-        const u64 at = (t.block() + q * blocks) * a.piece;
-        const u32 len = x.length(at) & ~15u;
-        barrier_expect(&b.full[g], len);
-        if (len) bulk_load(stages + g * a.piece, a.in + at, len, &b.full[g]);
-      }
-      // A block must not end while a copy into its memory is on its way.
-      for (u32 k = q > STAGES ? q - STAGES : 0; k < q; k++) barrier_wait(&b.full[k % STAGES], (k / STAGES) & 1, nullptr);
-    }
-    warp_sync();
-  } else if (x.warp == 1) {
-    u32 q = 0;
-    auto announce = [&](u32 count) {
-      for (u32 k = 1; k < x.ranks(); k++)
-        store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, epoch, a.rank) + flag), ((u64)epoch << 32) | count);
-    };
-    for (; q < mine; q++) {
-      const u32 g = q % STAGES;
-      if (q >= AHEAD && !x.reached(s.consumed, consumers, q - AHEAD + 1)) break;
-      bool loaded = true;
-      if (x.lane == 0) loaded = barrier_wait(&b.full[g], (q / STAGES) & 1, &s.lost);
-      if (!warp_all(loaded)) break;
-      if (x.lane == 0) {
-        const u64 at = (t.block() + q * blocks) * a.piece;
-        const u32 all = x.length(at), len = all & ~15u;
-        for (u32 k = 1; k < x.ranks(); k++) {
-          u8* to = x.tx(x.peer(k), q);
-          if (len) bulk_store(to, stages + g * a.piece, len);
-          if (len < all) {
-            u32 v[4];
-            load_part<E, 4>(a.in, at + len, a.bytes, v);
-            store_slot(to + len, Word4{v[0], v[1], v[2], v[3]});
-          }
-        }
-        bulk_commit();
-        bulk_wait_read<1>();
-        if (q > 0) barrier_arrive(&b.free[(q - 1) % STAGES]);
-        if (q >= LAG) { bulk_wait<LAG>(); announce(q - LAG + 1); }
-      }
-      warp_sync();
-    }
-    if (x.lane == 0) {
-      if (LAG > 2 && q >= 3) { bulk_wait<2>(); announce(q - 2); }
-      if (LAG > 1 && q >= 2) { bulk_wait<1>(); announce(q - 1); }
-      bulk_wait<0>();
-      if (q >= 1) announce(q);
-    }
-    warp_sync();
-  } else if (x.warp == 2) {
-    poll_peers(x, a, s, w, flag, mine);
-  } else {
-    x.consume_all(t.block(), blocks, mine, x.warp - 3, consumers);
-  }
-  data_is_done(t);
-}
-#endif
 
 }  // namespace pcieipc

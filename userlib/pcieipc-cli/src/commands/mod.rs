@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod bench_rank;
+pub mod cuda;
 pub mod demo;
 pub mod doctor;
 pub mod info;

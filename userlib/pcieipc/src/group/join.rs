@@ -120,6 +120,7 @@ impl super::mesh::Contact {
                 | Message::Offer { turn }
                 | Message::Ready { turn }
                 | Message::Buffer { turn, .. }
+                | Message::Exchange { turn, .. }
                 | Message::Failed { turn, .. } => *turn,
             };
             if its == turn {

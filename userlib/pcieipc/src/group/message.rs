@@ -35,6 +35,8 @@ pub enum Message {
     Ready { turn: u32 },
     /// A buffer that the receiver may read; its descriptor comes with it.
     Buffer { turn: u32, number: u32, bytes: usize },
+    /// Something that the sender exchanges with all others; its descriptors come with it.
+    Exchange { turn: u32, number: u32, what: String, bytes: Vec<u8> },
     /// The sender could not make its links.
     Failed { turn: u32, why: String },
 }

@@ -20,6 +20,7 @@
 mod buffers;
 mod collectives;
 mod directory;
+mod exchange;
 mod join;
 mod join_kmod;
 #[cfg(test)]

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `pcieipc cuda`: what the devices of this host can do, and how fast.
+
+mod bench;
+mod check;
+mod compile;
+mod crew;
+mod nccl;
+mod numbers;
+mod order;
+mod probe;
+mod side;
+mod worker;
+
+use std::process::ExitCode;
+
+use crate::failure::Failure;
+
+/// Look at CUDA devices and the paths between them, and measure all-reduce of their memory
+#[derive(clap::Args)]
+pub struct Cuda {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Probe(probe::Probe),
+    Bench(bench::Bench),
+    Check(check::Check),
+    Compile(compile::Compile),
+    #[command(hide = true)]
+    Worker(worker::Worker),
+}
+
+impl Cuda {
+    /// Whether failures are told as JSON too.
+    pub fn json(&self) -> bool {
+        match &self.command {
+            Command::Probe(command) => command.json,
+            Command::Bench(_) | Command::Check(_) | Command::Compile(_) | Command::Worker(_) => false,
+        }
+    }
+
+    pub fn run(self) -> Result<ExitCode, Failure> {
+        match self.command {
+            Command::Probe(command) => command.run(),
+            Command::Bench(command) => command.run(),
+            Command::Check(command) => command.run(),
+            Command::Compile(command) => command.run(),
+            Command::Worker(command) => command.run(),
+        }
+    }
+}

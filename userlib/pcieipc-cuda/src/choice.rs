@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which kernel serves a call, and how it is launched: a pure function of what all ranks know, so that they choose the same.
+
+use pcieipc::reduce::{Kind, Op};
+
+/// How a rank's writes reach another rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Path {
+    /// Through host memory.
+    Host,
+    /// Straight into the other device's memory, over PCIe.
+    Peer,
+    /// The same over links with native atomics, where accesses of 16 bytes are whole.
+    PeerWide,
+}
+
+impl Path {
+    /// As reports write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Peer | Self::PeerWide => "peer",
+        }
+    }
+}
+
+/// A kernel and its launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Its name in [`crate::kernels::NAMES`].
+    pub kernel: &'static str,
+    /// Blocks, each with one warp more than `threads`.
+    pub blocks: u32,
+    /// Threads that move data.
+    pub threads: u32,
+    /// For streams: warps that push.
+    pub push_warps: u32,
+    /// For streams: bytes of a tile.
+    pub tile: u32,
+}
+
+/// What a mailbox has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest tensor that goes as narrow lines.
+    pub narrow: u64,
+    /// Longest tensor that goes as whole lines.
+    pub whole: u64,
+    /// Longest tile.
+    pub tile: u32,
+}
+
+/// The limits, by the path and the number of ranks: each peer takes its own lines and slots.
+pub fn limits(path: Path, ranks: usize) -> Limits {
+    let whole = |bytes| if path == Path::PeerWide { bytes } else { 0 };
+    match (ranks, path) {
+        (2, Path::Host) => Limits { narrow: 1 << 20, whole: 0, tile: 32 << 10 },
+        (2, _) => Limits { narrow: 1 << 20, whole: whole(8 << 20), tile: 64 << 10 },
+        _ => Limits { narrow: 128 << 10, whole: whole(512 << 10), tile: 16 << 10 },
+    }
+}
+
+/// Most blocks on the host path and on the peer path: what is left is for computing.
+pub const BLOCKS: [u32; 2] = [16, 32];
+
+fn blocks_for(units: u64, threads: u32, most: u32) -> u32 {
+    units.div_ceil(u64::from(threads)).clamp(1, u64::from(most)) as u32
+}
+
+/// The choice for a call of `bytes` bytes between `ranks` ranks whose slowest path is `path`.
+pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choice {
+    let _ = kind;
+    let limits = limits(path, ranks);
+    let most = BLOCKS[usize::from(path != Path::Host)];
+    let lines = |kernel, threads, unit: u64, unroll: u64| {
+        let units = bytes.div_ceil(unit).div_ceil(unroll);
+        Choice { kernel, blocks: blocks_for(units, threads, most), threads, push_warps: 0, tile: 0 }
+    };
+    let two = ranks == 2 && op == Op::Sum;
+    let sum = op == Op::Sum;
+    let stream = |warps: [u32; 2], tile: u32| {
+        let tile = tile.min(limits.tile);
+        let kernel = match (two, sum) {
+            (true, _) => "stream_sum_two_u4",
+            (_, true) => "stream_sum_many_u2",
+            _ => "stream_any_many_u1",
+        };
+        let blocks = blocks_for(bytes, tile, most);
+        Choice { kernel, blocks, threads: (warps[0] + warps[1] + 2) * 32, push_warps: warps[0], tile }
+    };
+    let narrow = |threads, unroll| {
+        let kernel = match (two, sum, unroll) {
+            (true, _, 4) => "narrow_sum_two_u4",
+            (true, _, _) => "narrow_sum_two_u1",
+            (_, true, _) => "narrow_sum_many_u1",
+            _ => "narrow_any_many_u1",
+        };
+        lines(kernel, threads, 8, if two { unroll } else { 1 })
+    };
+    let whole = |threads, unroll| {
+        let kernel = match (two, sum, unroll) {
+            (true, _, 4) => "whole_sum_two_u4",
+            (true, _, 2) => "whole_sum_two_u2",
+            (true, _, _) => "whole_sum_two_u1",
+            (_, true, _) => "whole_sum_many_u1",
+            _ => "whole_any_many_u1",
+        };
+        lines(kernel, threads, 16, if two { unroll } else { 1 })
+    };
+    let longest = if path == Path::PeerWide { limits.whole } else { limits.narrow };
+    match path {
+        _ if ranks > 2 && bytes > longest => stream([4, 12], 16 << 10),
+        Path::Host => match bytes {
+            0..=2048 => narrow(128, 1),
+            ..=16384 => narrow(128, 1),
+            ..=65536 => narrow(512, 1),
+            ..=131_072 => narrow(704, 4),
+            ..=524_288 => stream([4, 12], 32 << 10),
+            ..=2_097_152 => stream([4, 8], 8 << 10),
+            ..=8_388_608 => stream([4, 8], 16 << 10),
+            ..=33_554_432 => stream([4, 16], 8 << 10),
+            _ => stream([8, 16], 32 << 10),
+        },
+        Path::PeerWide => match bytes {
+            0..=1024 => whole(96, 1),
+            ..=16384 => whole(128, 1),
+            ..=65536 => whole(128, 1),
+            ..=131_072 => whole(256, 1),
+            ..=262_144 => whole(512, 1),
+            ..=524_288 => whole(704, 2),
+            ..=1_572_864 => whole(992, 4),
+            ..=8_388_608 => whole(992, 1),
+            ..=33_554_432 => stream([4, 8], 16 << 10),
+            ..=134_217_728 => stream([4, 8], 32 << 10),
+            _ => stream([4, 12], 64 << 10),
+        },
+        Path::Peer => match bytes {
+            0..=16384 => narrow(128, 1),
+            ..=1_048_576 => narrow(512, 1),
+            ..=33_554_432 => stream([4, 8], 16 << 10),
+            _ => stream([4, 12], 64 << 10),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{abi::MAX_BLOCKS, kernels::NAMES};
+
+    const PATHS: [Path; 3] = [Path::Host, Path::Peer, Path::PeerWide];
+
+    #[test]
+    fn every_size_gets_a_kernel_that_exists_and_fits_a_device() {
+        for path in PATHS {
+            for ranks in 2..=16 {
+                for op in Op::ALL {
+                    for bytes in (0..=31).flat_map(|k| [1u64 << k, (1 << k) + 1, (1 << k) - 1]) {
+                        let choice = choose(path, ranks, bytes, Kind::F32, op);
+                        assert!(NAMES.contains(&choice.kernel), "{choice:?}");
+                        let limit = if choice.tile > 0 { 896 } else { 1024 };
+                        assert!(choice.threads % 32 == 0 && choice.threads + 32 <= limit, "{choice:?}");
+                        assert!(choice.blocks >= 1 && u64::from(choice.blocks) <= MAX_BLOCKS);
+                        assert!(choice.blocks <= BLOCKS[usize::from(path != Path::Host)], "{choice:?}");
+                        assert!(choice.tile <= limits(path, ranks).tile && choice.tile % 16 == 0);
+                        assert!(choice.kernel.contains("two") == (ranks == 2 && op == Op::Sum));
+                        if path == Path::Host {
+                            assert!(!choice.kernel.starts_with("whole"), "16 bytes are not whole in host memory");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_fit_the_room_that_the_layout_gives_them() {
+        for (path, ranks) in PATHS.into_iter().flat_map(|p| [(p, 2), (p, 3), (p, 16)]) {
+            for bytes in (0..=32).map(|k| 1u64 << k) {
+                let (choice, limits) = (choose(path, ranks, bytes, Kind::F32, Op::Sum), limits(path, ranks));
+                assert!(!choice.kernel.starts_with("narrow") || bytes <= limits.narrow);
+                assert!(!choice.kernel.starts_with("whole") || bytes <= limits.whole);
+            }
+        }
+    }
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A group of ranks with a device each, and what they do together.
+
+mod setup;
+mod verdict;
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pcieipc::{
+    Error, Result,
+    group::Group,
+    reduce::{Kind, Op},
+};
+
+use crate::{
+    abi::{ARG_ALIGNED, ARG_NOOP, Args, Layout, State},
+    choice::{Choice, Path, choose},
+    control::{Shared, Words},
+    driver::{Address, Device, Event, Function, Launch, Stream},
+    kernels::KINDS,
+    mailbox::{DeviceMailbox, Remote},
+    watchdog::Watchdog,
+};
+
+/// Which paths a communicator may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PathChoice {
+    /// Peer memory for each pair where it is proved, host memory for the others.
+    #[default]
+    Auto,
+    /// Peer memory for all, or an error.
+    Peer,
+    /// Host memory for all.
+    Host,
+}
+
+/// How a communicator is made; the same on all ranks, but for `deadline`.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Paths.
+    pub path: PathChoice,
+    /// How long a kernel waits for peers.
+    pub deadline: Duration,
+    /// The element types that will be used; their kernels are compiled and loaded at the start.
+    pub kinds: Vec<Kind>,
+    /// How long each step of the start may take; compiling is one of them.
+    pub setup: Duration,
+    /// Kernel launches may overlap the end of the kernel before (devices of capability 9.0 and later).
+    pub overlap: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            path: PathChoice::Auto,
+            deadline: Duration::from_secs(30),
+            kinds: KINDS.to_vec(),
+            setup: Duration::from_secs(180),
+            overlap: true,
+        }
+    }
+}
+
+/// A tensor on a device: where, and how many elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tensor {
+    /// Address of the first element, aligned to the element's size.
+    pub at: Address,
+    /// Elements.
+    pub count: u64,
+}
+
+/// One rank's part in an all-reduce of device memory.
+///
+/// Calls are enqueued on streams; those of different streams are ordered by events. One communicator runs one call at a time.
+#[derive(Debug)]
+pub struct Communicator {
+    // Dropped in this order: nothing writes to peers after the watchdog has stopped and the work is done.
+    watchdog: Option<Watchdog>,
+    kernels: HashMap<(Kind, &'static str), Function>,
+    remotes: Vec<Option<Remote>>,
+    device_mailbox: Option<DeviceMailbox>,
+    _host_mailbox: Option<Shared>,
+    words: Arc<Words>,
+    state: Address,
+    device: Arc<dyn Device>,
+    group: Group,
+    args: Args,
+    paths: Vec<Option<Path>>,
+    reasons: Vec<Option<String>>,
+    slowest: Path,
+    options: Options,
+    order: Event,
+    last: Option<(Stream, Option<u64>)>,
+    captured: bool,
+    failed: bool,
+}
+
+// SAFETY: handles of the driver may be used from any thread; `Args` holds addresses as numbers.
+unsafe impl Send for Communicator {}
+
+impl Communicator {
+    /// Makes a communicator of the ranks of a group, each with its device. All ranks call it.
+    ///
+    /// # Errors
+    /// `Mismatch` when options differ; `Argument` when the peer path was asked for and is not there; `Timeout`, `PeerDied`,
+    /// `Corrupt`; `System` when the driver or the compiler refuses.
+    pub fn new(group: Group, device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        setup::make(group, device, options)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.args.rank as usize
+    }
+
+    /// How many ranks.
+    pub fn ranks(&self) -> usize {
+        self.args.ranks as usize
+    }
+
+    /// This rank's device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The group that it was made of.
+    pub fn group(&mut self) -> &mut Group {
+        &mut self.group
+    }
+
+    /// The path to each rank, and why it is not the peer path where it is not.
+    pub fn paths(&self) -> impl Iterator<Item = (Option<Path>, Option<&str>)> {
+        self.paths.iter().copied().zip(self.reasons.iter().map(Option::as_deref))
+    }
+
+    /// The slowest path of any pair, which decides the algorithm.
+    pub fn path(&self) -> Path {
+        self.slowest
+    }
+
+    /// The kernel that a call would use.
+    pub fn choice(&self, bytes: u64, kind: Kind, op: Op) -> Choice {
+        choose(self.slowest, self.ranks(), bytes, kind, op)
+    }
+
+    /// How long the kernels of this rank wait, from now on; also those in graphs that were captured before.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.options.deadline = deadline;
+        self.words.set_deadline(self.rank(), deadline);
+    }
+
+    /// Enqueues an all-reduce of `input` into `output`, which may be the same tensor but not overlap it otherwise. All ranks call
+    /// it with the same count, type and operation. It returns at once; [`Communicator::check`] tells what became of it.
+    ///
+    /// # Errors
+    /// What an earlier call came to; `Argument`; `System`.
+    ///
+    /// # Safety
+    /// Both tensors must be memory of this rank's device (or that it reaches), valid until the stream has run the call, also in
+    /// every replay of a graph that it is captured in.
+    pub unsafe fn all_reduce(&mut self, input: Tensor, output: Tensor, kind: Kind, op: Op, stream: Stream) -> Result<()> {
+        self.check()?;
+        if input.count != output.count {
+            return Err(Error::Argument(format!("{} elements in, {} out", input.count, output.count)));
+        }
+        let bytes =
+            input.count.checked_mul(kind.size() as u64).ok_or_else(|| Error::Argument("more bytes than memory has".into()))?;
+        if (input.at | output.at) % kind.size() as u64 != 0 {
+            return Err(Error::Argument(format!("a tensor of {} that is not aligned to its elements", kind.name())));
+        }
+        let choice = self.choice(bytes, kind, op);
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(input.at, output.at, bytes, kind, op, &choice, stream) }
+    }
+
+    /// Like [`Communicator::all_reduce`] with a kernel chosen by the caller: all ranks must choose the same.
+    ///
+    /// # Errors
+    /// As for [`Communicator::all_reduce`].
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    #[expect(clippy::too_many_arguments, reason = "one call of the hot path, with everything that a launch needs")]
+    pub unsafe fn launch(
+        &mut self,
+        input: Address,
+        output: Address,
+        bytes: u64,
+        kind: Kind,
+        op: Op,
+        choice: &Choice,
+        stream: Stream,
+    ) -> Result<()> {
+        let function = *self.kernels.get(&(kind, choice.kernel)).ok_or_else(|| {
+            Error::Argument(format!("{} is not among the communicator's types; name it in the options", kind.name()))
+        })?;
+        let capture = self.device.capture(stream)?;
+        self.put_in_order(stream, capture)?;
+        let mut args = self.args;
+        args.input = input;
+        args.output = output;
+        args.bytes = bytes;
+        args.op = op_code(op);
+        args.push_warps = choice.push_warps;
+        args.piece = choice.tile;
+        args.flags = if (input | output) % 16 == 0 { ARG_ALIGNED } else { 0 };
+        args.header = header(self.args.layout, kind, op, bytes, choice);
+        let launch = Launch { blocks: choice.blocks, threads: choice.threads + 32, overlap: self.options.overlap };
+        // SAFETY: the caller vouches for the tensors; all else belongs to this communicator, whose drop waits for its kernels and
+        // leaves captured ones a dead state.
+        unsafe { self.device.launch(function, launch, &args, stream) }?;
+        self.captured |= capture.is_some();
+        self.last = Some((stream, capture));
+        Ok(())
+    }
+
+    /// A call on another stream waits for the calls before it. A capture is ordered within itself only: what it is replayed
+    /// after is the replaying stream's matter.
+    fn put_in_order(&mut self, stream: Stream, capture: Option<u64>) -> Result<()> {
+        match self.last {
+            Some((last, before)) if last != stream && before == capture => {
+                self.device.record(self.order, last)?;
+                self.device.wait(stream, self.order)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells what the calls that have run came to: the first failure, if there was one.
+    ///
+    /// # Errors
+    /// `Timeout`, `PeerDied`, `Mismatch`, `Aborted`, `Argument` (two calls ran at once). The outputs of failed calls are
+    /// unspecified, and the communicator can only be dropped and made anew.
+    pub fn check(&mut self) -> Result<()> {
+        match verdict::of(&self.words, self.rank(), self.ranks()) {
+            None => Ok(()),
+            Some(error) => {
+                self.failed = true;
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until the stream has run everything, then checks. Our kernels end by themselves, so this is bounded as long as
+    /// the stream holds nothing else that is not.
+    ///
+    /// # Errors
+    /// As for [`Communicator::check`]; `System`.
+    pub fn wait(&mut self, stream: Stream) -> Result<()> {
+        self.device.synchronize(stream)?;
+        self.check()
+    }
+
+    /// Makes the calls of all ranks that run, and all later ones, fail with `Aborted` and this reason.
+    pub fn abort(&mut self, why: &str) {
+        self.failed = true;
+        self.words.abort(self.rank(), why);
+    }
+
+    /// Runs every kernel once, doing nothing, so that all are loaded.
+    fn warm_up(&self) -> Result<()> {
+        for function in self.kernels.values() {
+            let args = Args { flags: ARG_NOOP, ..self.args };
+            // SAFETY: with this flag a kernel touches nothing.
+            unsafe { self.device.launch(*function, Launch { blocks: 1, threads: 96, overlap: false }, &args, Stream(0)) }?;
+        }
+        self.device.synchronize(Stream(0))
+    }
+
+    /// Waits for the calls that were enqueued, as long as their deadlines allow. Whether they are done.
+    fn drain(&self) -> bool {
+        let Some((stream, None)) = self.last else { return !self.captured };
+        let until = Instant::now() + self.options.deadline.min(Duration::from_secs(60)) + Duration::from_secs(1);
+        while Instant::now() < until {
+            match self.device.is_done(stream) {
+                Ok(true) => return true,
+                Ok(false) => std::thread::sleep(Duration::from_micros(100)),
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// As the kernels number operations.
+fn op_code(op: Op) -> u32 {
+    match op {
+        Op::Sum => 0,
+        Op::Average => 1,
+        Op::Prod => 2,
+        Op::Min => 3,
+        Op::Max => 4,
+    }
+}
+
+/// What ranks must agree on in a call: type and operation, length, and the plan.
+fn header(layout: Layout, kind: Kind, op: Op, bytes: u64, choice: &Choice) -> [u32; 4] {
+    let numbers = [
+        choice.blocks.into(),
+        choice.threads.into(),
+        choice.push_warps.into(),
+        choice.tile.into(),
+        layout.half,
+        layout.whole,
+        layout.slots,
+    ];
+    // FNV-1a: told apart, not protected from malice.
+    let plan = choice
+        .kernel
+        .bytes()
+        .chain(numbers.iter().flat_map(|n: &u64| n.to_le_bytes()))
+        .fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    [kind as u32 | op_code(op) << 8, bytes as u32, (bytes >> 32) as u32, plan]
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let drained = self.drain();
+        // Whoever can not go on tells the others.
+        if self.failed {
+            self.words.abort(self.rank(), "the communicator was dropped after an error");
+        }
+        let met =
+            drained && !self.failed && self.group.exchange("leaving the communicator", &[], &[], Duration::from_secs(5)).is_ok();
+        // Replays of what was captured find a dead state and do nothing.
+        let mut dead = [0u8; size_of::<State>()];
+        dead[4..8].copy_from_slice(&crate::abi::CODE_ABORTED.to_le_bytes());
+        let _ = self.device.write(self.state, &dead);
+        self.watchdog = None;
+        self.remotes.clear();
+        // Nobody frees what another has open.
+        let closed = met && self.group.exchange("closing the mailboxes", &[], &[], Duration::from_secs(5)).is_ok();
+        if !closed {
+            if let Some(mailbox) = &mut self.device_mailbox {
+                mailbox.quarantine();
+            }
+        }
+        if !self.captured && drained {
+            let _ = self.device.free(self.state);
+        }
+    }
+}

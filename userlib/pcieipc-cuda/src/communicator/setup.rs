@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How ranks find their paths, share their memory and load their kernels.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use pcieipc::{Error, Result, group::Group};
+
+use super::{Communicator, Options, PathChoice};
+use crate::{
+    abi::{Args, Layout, MAX_RANKS, State},
+    choice::{BLOCKS, Path, limits},
+    control::{CONTROL_BYTES, Shared, Words},
+    driver::{Cuda, Device, Driver, PeerClaim, Stream, refused},
+    kernels,
+    mailbox::{DeviceMailbox, Remote},
+    proof::{PATTERN_BYTES, Probe},
+    watchdog::Watchdog,
+};
+
+/// What each rank tells first: its process, its device, and random bytes.
+struct Facts {
+    process: u32,
+    ordinal: i32,
+    mig: bool,
+    random: [u32; 4],
+    pci: String,
+}
+
+impl Facts {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(self.process.to_le_bytes());
+        bytes.extend(self.ordinal.to_le_bytes());
+        bytes.push(u8::from(self.mig));
+        self.random.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
+        bytes.extend(self.pci.as_bytes());
+        bytes
+    }
+    fn from_bytes(rank: usize, peer: usize, bytes: &[u8]) -> Result<Self> {
+        let word = |at: usize| bytes.get(at..at + 4).and_then(|b| Some(u32::from_le_bytes(b.try_into().ok()?)));
+        let parse = || {
+            let random = [word(9)?, word(13)?, word(17)?, word(21)?];
+            let pci = String::from_utf8(bytes.get(25..)?.to_vec()).ok()?;
+            Some(Self { process: word(0)?, ordinal: word(4)? as i32, mig: *bytes.get(8)? != 0, random, pci })
+        };
+        parse().ok_or_else(|| Error::Corrupt { rank, peer, what: "the facts about its device".into() })
+    }
+}
+
+fn random() -> Result<[u32; 4]> {
+    let mut bytes = [0u8; 16];
+    // SAFETY: writes within the array.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != 16 {
+        return Err(refused("getrandom", "too few bytes", "this should not happen"));
+    }
+    let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]) | 1;
+    Ok([word(0), word(4), word(8), word(12)])
+}
+
+/// A rank's view of each peer, and why not.
+type Claims = Vec<std::result::Result<Path, String>>;
+
+/// What this rank's driver claims about each peer's device.
+fn claims(options: &Options, device: &Arc<dyn Device>, rank: usize, all: &[Facts]) -> Claims {
+    let own = &all[rank];
+    let claim = |peer: usize| -> std::result::Result<Path, String> {
+        let other = &all[peer];
+        if options.path == PathChoice::Host {
+            return Err("the host path was asked for".into());
+        }
+        if own.mig || other.mig {
+            return Err("instances of a partitioned device share no memory between processes".into());
+        }
+        if own.pci == other.pci {
+            return Ok(Path::PeerWide);
+        }
+        let driver = Cuda::start().map_err(|e| e.to_string())?;
+        let devices = driver.devices().map_err(|e| e.to_string())?;
+        let there =
+            devices.iter().find(|d| d.pci == other.pci).ok_or_else(|| format!("device {} is not visible here", other.pci))?;
+        match driver.claim(device.facts().ordinal, there.ordinal) {
+            Ok(PeerClaim { access: true, native_atomics, .. }) => Ok(if native_atomics { Path::PeerWide } else { Path::Peer }),
+            Ok(_) => Err("the driver says that the devices can not reach each other".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    (0..all.len()).map(|peer| if peer == rank { Ok(Path::PeerWide) } else { claim(peer) }).collect()
+}
+
+/// Tells all ranks this rank's view and takes theirs: a pair has the worse of its two views.
+fn agree(group: &mut Group, what: &'static str, mine: &Claims, wait: Duration) -> Result<Vec<Vec<Path>>> {
+    let rank = group.rank();
+    let bytes: Vec<u8> = mine.iter().map(|c| c.as_ref().map_or(0, |p| *p as u8)).collect();
+    let mut views: Vec<Vec<u8>> = group.exchange(what, &bytes, &[], wait)?.into_iter().map(|(bytes, _)| bytes).collect();
+    views[rank] = bytes;
+    let ranks = views.len();
+    if let Some(peer) = views.iter().position(|v| v.len() != ranks) {
+        return Err(Error::Corrupt { rank, peer, what: "its view of the paths".into() });
+    }
+    let path = |code: u8| [Path::Host, Path::Peer, Path::PeerWide][usize::from(code.min(2))];
+    Ok((0..ranks).map(|a| (0..ranks).map(|b| path(views[a][b].min(views[b][a]))).collect()).collect())
+}
+
+fn slowest(paths: &[Vec<Path>]) -> Path {
+    let pairs = paths.iter().enumerate().flat_map(|(a, row)| row.iter().enumerate().filter(move |(b, _)| *b != a));
+    pairs.map(|(_, path)| *path).min().unwrap_or(Path::PeerWide)
+}
+
+pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) -> Result<Communicator> {
+    let (rank, ranks, wait) = (group.rank(), group.ranks(), options.setup);
+    if ranks > MAX_RANKS {
+        return Err(Error::Argument(format!("{ranks} ranks; a communicator has at most {MAX_RANKS}")));
+    }
+    let facts = device.facts();
+    let own =
+        Facts { process: std::process::id(), ordinal: facts.ordinal, mig: facts.mig, random: random()?, pci: facts.pci.clone() };
+    let given = group.exchange("devices", &own.to_bytes(), &[], wait)?;
+    let mut all = Vec::new();
+    for (peer, (bytes, _)) in given.iter().enumerate() {
+        let bytes = if peer == rank { own.to_bytes() } else { bytes.clone() };
+        all.push(Facts::from_bytes(rank, peer, &bytes)?);
+    }
+    let empty = all[0].random;
+
+    let mut kernels = HashMap::new();
+    for kind in &options.kinds {
+        let module = device.load(&kernels::image(*kind, facts.capability)?)?;
+        for name in kernels::NAMES {
+            kernels.insert((*kind, name), device.function(module, name)?);
+        }
+    }
+
+    let mut views = claims(&options, &device, rank, &all);
+    let claimed = agree(&mut group, "claims of peer access", &views, wait)?;
+    // The layout must be known before the proof, and the proof can only make paths slower: host limits then fit too.
+    let make_layout = |path: Path| {
+        let limits = limits(path, ranks);
+        Layout::new(ranks, limits.narrow, limits.whole, limits.tile, BLOCKS[usize::from(path != Path::Host)].into())
+    };
+    let layout = make_layout(slowest(&claimed).max(if claimed.iter().flatten().any(|p| *p != Path::Host) {
+        Path::Peer
+    } else {
+        Path::Host
+    }));
+    let reachable: Vec<bool> = (0..ranks).map(|peer| peer != rank && claimed[rank][peer] != Path::Host).collect();
+    let mut remotes: Vec<Option<Remote>> = (0..ranks).map(|_| None).collect();
+    let any_peer = claimed.iter().enumerate().any(|(a, row)| row.iter().enumerate().any(|(b, p)| a != b && *p != Path::Host));
+    let device_mailbox = any_peer.then(|| DeviceMailbox::new(&device, &layout, ranks, empty)).transpose()?;
+    let mut paths = claimed;
+    if let Some(mailbox) = &device_mailbox {
+        let mut handle = mailbox.export().map_or_else(|_| vec![0; 64], |h| h.to_vec());
+        handle.extend(mailbox.base().to_le_bytes());
+        let handles = group.exchange("handles of mailboxes", &handle, &[], wait)?;
+        for peer in (0..ranks).filter(|p| reachable[*p]) {
+            match open(&device, &all, rank, peer, &handles[peer].0) {
+                Ok(remote) => remotes[peer] = Some(remote),
+                Err(error) => views[peer] = Err(format!("its mailbox can not be opened: {error}")),
+            }
+        }
+        // The proof: what this rank writes to each peer, and what each peer finds.
+        let probe = Probe::new(&device)?;
+        let part = |sender: usize| sender as u64 * layout.sender + layout.slots;
+        debug_assert!(layout.sender - layout.slots >= 2 * PATTERN_BYTES);
+        for peer in 0..ranks {
+            if let Some(remote) = &remotes[peer] {
+                if let Err(error) = probe.write(remote.address() + part(rank), rank, peer) {
+                    views[peer] = Err(format!("writing to it failed: {error}"));
+                }
+            }
+        }
+        group.exchange("the proof of the paths", &[], &[], wait)?;
+        for peer in (0..ranks).filter(|p| reachable[*p]) {
+            if views[peer].is_ok() {
+                match probe.wrong(mailbox.base() + part(peer), peer, rank) {
+                    Ok(0) => {}
+                    Ok(wrong) => views[peer] = Err(format!("{wrong} words that it wrote did not arrive as they were written")),
+                    Err(error) => views[peer] = Err(format!("reading what it wrote failed: {error}")),
+                }
+            }
+        }
+        paths = agree(&mut group, "what the proof found", &views, wait)?;
+        mailbox.clear(&layout, ranks, empty)?;
+        group.exchange("clearing the mailboxes", &[], &[], wait)?;
+    }
+    let slowest = slowest(&paths);
+    if options.path == PathChoice::Peer && ranks > 1 && slowest == Path::Host {
+        let why: Vec<String> =
+            views.iter().enumerate().filter_map(|(p, v)| Some(format!("rank {p}: {}", v.as_ref().err()?))).collect();
+        return Err(Error::Argument(format!("the peer path is not there ({}); use the host path", why.join("; "))));
+    }
+
+    let any_host = ranks > 1 && slowest == Path::Host;
+    let host_mailbox = any_host.then(|| Shared::new(&device, layout.bytes())).transpose()?;
+    let control_file = if rank == 0 { Some(Shared::new(&device, CONTROL_BYTES)?) } else { None };
+    let files: Vec<_> = host_mailbox.iter().chain(control_file.iter()).map(Shared::file).collect();
+    let given = group.exchange("memory", &[], &files, wait)?;
+    drop(files);
+    let mut control = control_file;
+    for (peer, (_, mut files)) in given.into_iter().enumerate() {
+        if peer == 0 && rank != 0 {
+            let file = files.pop().ok_or_else(|| Error::Corrupt { rank, peer, what: "no control memory".into() })?;
+            control = Some(Shared::of(&device, file, CONTROL_BYTES)?);
+        }
+        if peer != rank && paths[rank][peer] == Path::Host {
+            remotes[peer] = Some(Remote::host(&device, files, &layout)?);
+        }
+    }
+    let control = control.ok_or_else(|| refused("sharing memory", "no control memory", "this should not happen"))?;
+    let words = Arc::new(Words::new(control));
+    words.set_deadline(rank, options.deadline);
+
+    let state = device.alloc(size_of::<State>() as u64)?;
+    device.fill(state, 0, (size_of::<State>() / 4) as u64, Stream(0))?;
+    device.synchronize(Stream(0))?;
+    // Epochs begin at 1: 0 is what new memory holds.
+    device.write(state, &[1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])?;
+    let mut args = Args {
+        state,
+        control: words.memory().address(),
+        input: 0,
+        output: 0,
+        bytes: 0,
+        rank: rank as u32,
+        ranks: ranks as u32,
+        header: [0; 4],
+        push_warps: 0,
+        piece: 0,
+        op: 0,
+        flags: 0,
+        empty,
+        layout,
+        tx: [0; MAX_RANKS],
+        rx: [0; MAX_RANKS],
+    };
+    for peer in 0..ranks {
+        if let Some(remote) = &remotes[peer] {
+            args.tx[peer] = remote.address();
+            args.rx[peer] = match (paths[rank][peer], &host_mailbox, &device_mailbox) {
+                (Path::Host, Some(shared), _) => shared.address(),
+                (_, _, Some(mailbox)) => mailbox.base(),
+                _ => return Err(refused("sharing memory", "a path without a mailbox", "this should not happen")),
+            };
+        }
+    }
+    let lives = group.lives();
+    let watchdog = Watchdog::start(words.clone(), rank, lives);
+    let communicator = Communicator {
+        watchdog: Some(watchdog),
+        kernels,
+        remotes,
+        device_mailbox,
+        _host_mailbox: host_mailbox,
+        words,
+        state,
+        order: device.event(false)?,
+        group,
+        args,
+        paths: paths[rank].iter().enumerate().map(|(peer, path)| (peer != rank).then_some(*path)).collect(),
+        reasons: views.into_iter().map(|v| v.err()).collect(),
+        slowest,
+        options,
+        last: None,
+        captured: false,
+        failed: false,
+        device,
+    };
+    communicator.warm_up()?;
+    let mut communicator = communicator;
+    communicator.group.exchange("the start", &[], &[], wait)?;
+    Ok(communicator)
+}
+
+fn open(device: &Arc<dyn Device>, all: &[Facts], rank: usize, peer: usize, given: &[u8]) -> Result<Remote> {
+    let corrupt = || Error::Corrupt { rank, peer, what: "the handle of its mailbox".into() };
+    let (handle, base) = given.split_at_checked(64).ok_or_else(corrupt)?;
+    let base = u64::from_le_bytes(base.try_into().map_err(|_| corrupt())?);
+    if all[peer].process == all[rank].process {
+        if all[peer].pci != all[rank].pci {
+            device.reach(all[peer].ordinal)?;
+        }
+        return Ok(Remote::Direct(base));
+    }
+    Remote::import(device, &handle.try_into().map_err(|_| corrupt())?)
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The driver as it is.
+
+use std::{
+    ffi::{CStr, CString, c_int, c_void},
+    ptr::{NonNull, null, null_mut},
+    sync::Arc,
+};
+
+use pcieipc::{Error, Result};
+
+use super::{
+    Address, AddressFacts, Device, DeviceFacts, Driver, Event, Function, Graph, Handle, Launch, Module, PeerClaim, Stream,
+    library::{LaunchAttribute, LaunchConfig, Ptr, Status, Symbols, symbols},
+    refused,
+};
+use crate::abi::Args;
+
+const NOT_READY: Status = 600;
+const PEER_ALREADY: Status = 704;
+
+/// NVIDIA's driver.
+#[derive(Debug, Clone, Copy)]
+pub struct Cuda {
+    symbols: &'static Symbols,
+}
+
+#[derive(Debug)]
+struct Context {
+    symbols: &'static Symbols,
+    facts: DeviceFacts,
+    context: usize,
+}
+
+fn name(symbols: &Symbols, status: Status) -> String {
+    let mut text = null();
+    // SAFETY: writes a pointer to a constant string, or null.
+    unsafe { (symbols.error_name)(status, &mut text) };
+    if text.is_null() {
+        return format!("error {status}");
+    }
+    // SAFETY: the driver's constant, ended by zero.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn hint(status: Status) -> &'static str {
+    match status {
+        2 => "the device's memory is full; free some or use smaller buffers",
+        100 => "no CUDA device is visible; look at CUDA_VISIBLE_DEVICES and nvidia-smi",
+        201 | 709 => "the context was destroyed; do not reset the device while a communicator lives",
+        700 | 719 => "a kernel failed; run under compute-sanitizer, and start the process again",
+        801 => "this allocation or device does not support that; use the host path",
+        802 => "the driver's services are not ready; look at nvidia-smi and the fabric manager",
+        _ => "look up the name in NVIDIA's driver documentation",
+    }
+}
+
+impl Cuda {
+    /// Loads and starts the driver.
+    ///
+    /// # Errors
+    /// `System` when there is no driver, it is too old, or it can not start.
+    pub fn start() -> Result<Self> {
+        let symbols = symbols()?;
+        let cuda = Self { symbols };
+        // SAFETY: may be called at any time, also again.
+        cuda.check("cuInit", unsafe { (symbols.init)(0) })?;
+        Ok(cuda)
+    }
+
+    fn check(&self, call: &'static str, status: Status) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(refused(call, name(self.symbols, status), hint(status))) }
+    }
+
+    fn attribute(&self, attribute: c_int, device: c_int) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: writes one int.
+        self.check("cuDeviceGetAttribute", unsafe { (self.symbols.device_attribute)(&mut value, attribute, device) })?;
+        Ok(value)
+    }
+
+    fn facts(&self, ordinal: i32) -> Result<DeviceFacts> {
+        let s = self.symbols;
+        let (mut device, mut text, mut bytes) = (0, [0; 256], 0);
+        // SAFETY: each call writes within the place that it is given with its length.
+        unsafe {
+            self.check("cuDeviceGet", (s.device_get)(&mut device, ordinal))?;
+            self.check("cuDeviceGetName", (s.device_name)(text.as_mut_ptr(), 255, device))?;
+        }
+        let word = |text: &[std::ffi::c_char]| -> String {
+            text.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect()
+        };
+        let name = word(&text);
+        text.fill(0);
+        // SAFETY: as above.
+        unsafe {
+            self.check("cuDeviceGetPCIBusId", (s.device_pci)(text.as_mut_ptr(), 255, device))?;
+            self.check("cuDeviceTotalMem", (s.device_memory)(&mut bytes, device))?;
+        }
+        Ok(DeviceFacts {
+            ordinal,
+            mig: name.contains("MIG"),
+            name,
+            pci: word(&text).to_lowercase(),
+            capability: (self.attribute(75, device)? as u32, self.attribute(76, device)? as u32),
+            multiprocessors: self.attribute(16, device)? as u32,
+            l2_bytes: self.attribute(38, device)? as u64,
+            memory_bytes: bytes as u64,
+            host_register: self.attribute(99, device)? != 0,
+        })
+    }
+}
+
+impl Driver for Cuda {
+    fn devices(&self) -> Result<Vec<DeviceFacts>> {
+        let mut count = 0;
+        // SAFETY: writes one int.
+        let status = unsafe { (self.symbols.device_count)(&mut count) };
+        if status == 100 {
+            return Ok(Vec::new());
+        }
+        self.check("cuDeviceGetCount", status)?;
+        (0..count).map(|ordinal| self.facts(ordinal)).collect()
+    }
+
+    fn claim(&self, from: i32, to: i32) -> Result<PeerClaim> {
+        let (mut access, mut atomics, mut rank) = (0, 0, 0);
+        // SAFETY: each writes one int.
+        unsafe {
+            self.check("cuDeviceCanAccessPeer", (self.symbols.can_access)(&mut access, from, to))?;
+            if access != 0 {
+                self.check("cuDeviceGetP2PAttribute", (self.symbols.p2p_attribute)(&mut rank, 1, from, to))?;
+                self.check("cuDeviceGetP2PAttribute", (self.symbols.p2p_attribute)(&mut atomics, 3, from, to))?;
+            }
+        }
+        Ok(PeerClaim { access: access != 0, native_atomics: atomics != 0, rank })
+    }
+
+    fn open(&self, ordinal: i32) -> Result<Arc<dyn Device>> {
+        let facts = self.facts(ordinal)?;
+        let mut context = null_mut();
+        // SAFETY: writes one pointer; the primary context is kept until the process ends.
+        self.check("cuDevicePrimaryCtxRetain", unsafe { (self.symbols.retain)(&mut context, ordinal) })?;
+        Ok(Arc::new(Context { symbols: self.symbols, facts, context: context as usize }))
+    }
+}
+
+impl Context {
+    /// Makes the context current for this thread and checks the call's answer.
+    fn call(&self, call: &'static str, run: impl FnOnce(&Symbols) -> Status) -> Result<()> {
+        // SAFETY: the context is retained for good.
+        let mut status = unsafe { (self.symbols.set_current)(self.context as Ptr) };
+        if status == 0 {
+            status = run(self.symbols);
+        }
+        if status == 0 { Ok(()) } else { Err(refused(call, name(self.symbols, status), hint(status))) }
+    }
+}
+
+// SAFETY (all blocks below): out-pointers point to locals of the type that the header names; handles were made by this driver
+// and are not used after their end, which their makers in this crate uphold.
+impl Device for Context {
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+    fn alloc(&self, bytes: u64) -> Result<Address> {
+        let mut at = 0;
+        // SAFETY: see above the block.
+        self.call("cuMemAlloc", |s| unsafe { (s.alloc)(&mut at, bytes as usize) })?;
+        Ok(at)
+    }
+    fn free(&self, at: Address) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuMemFree", |s| unsafe { (s.free)(at) })
+    }
+    fn write(&self, to: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuMemcpyHtoD", |s| unsafe { (s.to_device)(to, from.as_ptr().cast(), from.len()) })
+    }
+    fn read(&self, to: &mut [u8], from: Address) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuMemcpyDtoH", |s| unsafe { (s.from_device)(to.as_mut_ptr().cast(), from, to.len()) })
+    }
+    fn fill(&self, at: Address, word: u32, words: u64, stream: Stream) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuMemsetD32Async", |s| unsafe { (s.fill)(at, word, words as usize, stream.0 as Ptr) })
+    }
+    fn copy(&self, to: Address, from: Address, bytes: u64, stream: Stream) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuMemcpyAsync", |s| unsafe { (s.copy)(to, from, bytes as usize, stream.0 as Ptr) })
+    }
+    fn export(&self, base: Address) -> Result<Handle> {
+        let mut handle = [0; 64];
+        // SAFETY: see above the block.
+        self.call("cuIpcGetMemHandle", |s| unsafe { (s.export)(&mut handle, base) })?;
+        Ok(handle)
+    }
+    fn import(&self, handle: &Handle) -> Result<Address> {
+        let mut at = 0;
+        // 1: peer access is enabled when it is needed.
+        // SAFETY: see above the block.
+        self.call("cuIpcOpenMemHandle", |s| unsafe { (s.import)(&mut at, *handle, 1) })?;
+        Ok(at)
+    }
+    fn release(&self, at: Address) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuIpcCloseMemHandle", |s| unsafe { (s.release)(at) })
+    }
+    fn reach(&self, other: i32) -> Result<()> {
+        let mut context = null_mut();
+        self.call("cuCtxEnablePeerAccess", |s| {
+            // SAFETY: see above the block.
+            let status = unsafe { (s.retain)(&mut context, other) };
+            if status != 0 {
+                return status;
+            }
+            // SAFETY: see above the block.
+            match unsafe { (s.enable_peer)(context, 0) } {
+                PEER_ALREADY => 0,
+                status => status,
+            }
+        })
+    }
+    unsafe fn register(&self, at: NonNull<u8>, bytes: usize) -> Result<Address> {
+        let mut seen = 0;
+        // 3: portable and mapped.
+        // SAFETY: see above the block; the caller keeps the memory mapped.
+        self.call("cuMemHostRegister", |s| unsafe { (s.register)(at.as_ptr().cast(), bytes, 3) })?;
+        // SAFETY: see above the block.
+        self.call("cuMemHostGetDevicePointer", |s| unsafe { (s.registered)(&mut seen, at.as_ptr().cast(), 0) })?;
+        Ok(seen)
+    }
+    fn unregister(&self, at: NonNull<u8>) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuMemHostUnregister", |s| unsafe { (s.unregister)(at.as_ptr().cast()) })
+    }
+    fn load(&self, image: &[u8]) -> Result<Module> {
+        let mut module = null_mut();
+        // SAFETY: see above the block; the image carries its own length.
+        self.call("cuModuleLoadData", |s| unsafe { (s.load)(&mut module, image.as_ptr().cast()) })?;
+        Ok(Module(module as usize))
+    }
+    fn function(&self, module: Module, name: &str) -> Result<Function> {
+        let name = CString::new(name).map_err(|_| Error::Argument("a kernel's name with a zero in it".into()))?;
+        let mut function = null_mut();
+        // SAFETY: see above the block.
+        self.call("cuModuleGetFunction", |s| unsafe { (s.function)(&mut function, module.0 as Ptr, name.as_ptr()) })?;
+        Ok(Function(function as usize))
+    }
+    unsafe fn launch(&self, function: Function, launch: Launch, args: &Args, stream: Stream) -> Result<()> {
+        // 6: the kernel may start before the one before it is done, since it waits for it by itself.
+        let overlap = LaunchAttribute { id: 6, pad: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] };
+        let config = LaunchConfig {
+            grid: [launch.blocks, 1, 1],
+            block: [launch.threads, 1, 1],
+            shared: 0,
+            stream: stream.0 as Ptr,
+            attributes: &overlap,
+            count: u32::from(launch.overlap && self.facts.capability >= (9, 0)),
+        };
+        let mut parameters: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
+        // SAFETY: see above the block; the caller vouches for the arguments, which the driver copies.
+        self.call("cuLaunchKernelEx", |s| unsafe { (s.launch)(&config, function.0 as Ptr, parameters.as_mut_ptr(), null_mut()) })
+    }
+    fn about(&self, at: Address) -> Result<AddressFacts> {
+        let (mut buffer_id, mut device, mut legacy, mut base, mut bytes) = (0u64, 0i32, 0i32, 0, 0);
+        self.call("cuPointerGetAttribute", |s| {
+            // SAFETY: see above the block; attributes 7, 9 and 10 are a u64, an int and an int.
+            unsafe {
+                [
+                    (s.pointer)((&raw mut buffer_id).cast(), 7, at),
+                    (s.pointer)((&raw mut device).cast(), 9, at),
+                    (s.pointer)((&raw mut legacy).cast(), 10, at),
+                    (s.range)(&mut base, &mut bytes, at),
+                ]
+            }
+            .into_iter()
+            .find(|status| *status != 0)
+            .unwrap_or(0)
+        })?;
+        Ok(AddressFacts { buffer_id, base, bytes: bytes as u64, device, exportable: legacy != 0 })
+    }
+    fn stream(&self) -> Result<Stream> {
+        let mut stream = null_mut();
+        // SAFETY: see above the block.
+        self.call("cuStreamCreate", |s| unsafe { (s.stream)(&mut stream, 1) })?;
+        Ok(Stream(stream as usize))
+    }
+    fn is_done(&self, stream: Stream) -> Result<bool> {
+        let mut done = false;
+        self.call("cuStreamQuery", |s| {
+            // SAFETY: see above the block.
+            match unsafe { (s.query)(stream.0 as Ptr) } {
+                NOT_READY => 0,
+                status => {
+                    done = status == 0;
+                    status
+                }
+            }
+        })?;
+        Ok(done)
+    }
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuStreamSynchronize", |s| unsafe { (s.synchronize)(stream.0 as Ptr) })
+    }
+    fn event(&self, timed: bool) -> Result<Event> {
+        let mut event = null_mut();
+        // SAFETY: see above the block.
+        self.call("cuEventCreate", |s| unsafe { (s.event)(&mut event, if timed { 0 } else { 2 }) })?;
+        Ok(Event(event as usize))
+    }
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuEventRecord", |s| unsafe { (s.record)(event.0 as Ptr, stream.0 as Ptr) })
+    }
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuStreamWaitEvent", |s| unsafe { (s.wait)(stream.0 as Ptr, event.0 as Ptr, 0) })
+    }
+    fn between(&self, first: Event, second: Event) -> Result<f64> {
+        let mut milliseconds = 0f32;
+        // SAFETY: see above the block.
+        self.call("cuEventElapsedTime", |s| unsafe { (s.between)(&mut milliseconds, first.0 as Ptr, second.0 as Ptr) })?;
+        Ok(f64::from(milliseconds) * 1e3)
+    }
+    fn capture(&self, stream: Stream) -> Result<Option<u64>> {
+        let (mut status, mut id) = (0, 0);
+        // SAFETY: see above the block; what is not asked for may be null.
+        self.call("cuStreamGetCaptureInfo", |s| unsafe {
+            (s.capture)(stream.0 as Ptr, &mut status, &mut id, null_mut(), null_mut(), null_mut())
+        })?;
+        Ok((status == 1).then_some(id))
+    }
+    fn begin_capture(&self, stream: Stream) -> Result<()> {
+        // 1: calls of other threads do not break the capture.
+        // SAFETY: see above the block.
+        self.call("cuStreamBeginCapture", |s| unsafe { (s.begin_capture)(stream.0 as Ptr, 1) })
+    }
+    fn end_capture(&self, stream: Stream) -> Result<Graph> {
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        // SAFETY: see above the block.
+        self.call("cuStreamEndCapture", |s| unsafe { (s.end_capture)(stream.0 as Ptr, &mut graph) })?;
+        // SAFETY: see above the block; the template is not needed once there is an executable graph.
+        self.call("cuGraphInstantiate", |s| unsafe {
+            let status = (s.instantiate)(&mut exec, graph, 0);
+            (s.destroy_graph)(graph);
+            status
+        })?;
+        Ok(Graph(exec as usize))
+    }
+    fn replay(&self, graph: Graph, stream: Stream) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuGraphLaunch", |s| unsafe { (s.replay)(graph.0 as Ptr, stream.0 as Ptr) })
+    }
+    fn forget(&self, graph: Graph) -> Result<()> {
+        // SAFETY: see above the block.
+        self.call("cuGraphExecDestroy", |s| unsafe { (s.destroy_exec)(graph.0 as Ptr) })
+    }
+}

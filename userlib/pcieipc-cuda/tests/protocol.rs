@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernels' protocol, compiled for the processor and run under a thread sanitizer with delays at random.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+/// Builds the program once. The thread sanitizer and a C++ compiler come with the environment that the tests run in.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("threads");
+        let compilers = std::env::var("CXX").ok().into_iter().chain(["clang++".to_owned(), "g++".to_owned()]);
+        let mut why = String::new();
+        for compiler in compilers {
+            let built = Command::new(&compiler)
+                .args(["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-Wall", "-Wno-unknown-pragmas", "-pthread", "-I"])
+                .arg(folder.join("kernels"))
+                .arg("-o")
+                .arg(&program)
+                .arg(folder.join("tests/protocol/threads.cc"))
+                .output();
+            match built {
+                Ok(output) if output.status.success() => return program,
+                Ok(output) => why += &format!("{compiler}: {}\n", String::from_utf8_lossy(&output.stderr)),
+                Err(error) => why += &format!("{compiler}: {error}\n"),
+            }
+        }
+        panic!("no C++ compiler with a thread sanitizer builds the protocol:\n{why}");
+    })
+}
+
+fn run(arguments: &[&str]) {
+    let output = Command::new(program()).args(arguments).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && told.starts_with("ok"),
+        "{arguments:?}: {told}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn sums_are_right_and_no_access_races_for_two_and_three_ranks_over_the_wrap_of_the_epoch() {
+    for seed in 1..=6 {
+        run(&[&seed.to_string(), "20"]);
+    }
+}
+
+#[test]
+fn sums_are_right_when_ranks_come_late() {
+    run(&["1", "20", "late"]);
+    run(&["2", "20", "late"]);
+}
+
+#[test]
+fn ranks_that_call_with_different_lengths_are_told_so() {
+    run(&["1", "10", "short"]);
+    run(&["2", "10", "short"]);
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_given_up_at_the_deadline() {
+    run(&["1", "10", "dead"]);
+    run(&["2", "10", "dead"]);
+}

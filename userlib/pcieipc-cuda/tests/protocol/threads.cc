@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The kernels' protocol run by threads of a processor, with delays at random. Prints `ok` and the number of calls.
+//
+// threads SEED CALLS [late|short|dead]
+//   late   one rank starts each call late
+//   short  one rank calls with another length: all must answer Mismatch or Aborted
+//   dead   one rank does not call: the others must answer Timeout or Aborted
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stream.h"
+
+namespace pcieipc {
+thread_local u64 random_state = 1;
+static u64 random_word() {
+  random_state ^= random_state << 13; random_state ^= random_state >> 7; random_state ^= random_state << 17;
+  return random_state;
+}
+void host_pause() {
+  if (random_word() % 64 == 0) std::this_thread::yield();
+  if (random_word() % 4096 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_word() % 200));
+}
+u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
+static std::mutex line_locks[64];
+void host_whole(void* p, Word4* v, bool store) {
+  // The words are atomic on their own, so that the lock is not what orders them for the sanitizer.
+  u64* q = (u64*)p;
+  std::lock_guard<std::mutex> lock(line_locks[((u64)p >> 4) % 64]);
+  if (store) {
+    __atomic_store_n(q, (u64)v->x | (u64)v->y << 32, __ATOMIC_RELAXED);
+    __atomic_store_n(q + 1, (u64)v->z | (u64)v->w << 32, __ATOMIC_RELAXED);
+  } else {
+    const u64 low = __atomic_load_n(q, __ATOMIC_RELAXED), high = __atomic_load_n(q + 1, __ATOMIC_RELAXED);
+    *v = Word4{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)};
+  }
+}
+}  // namespace pcieipc
+using namespace pcieipc;
+
+// A named barrier of a block: some only arrive, others wait too.
+struct Barrier {
+  std::mutex lock;
+  std::condition_variable changed;
+  u32 count = 0, turn = 0;
+  void pass(u32 n, bool wait) {
+    std::unique_lock<std::mutex> held(lock);
+    const u32 now = turn;
+    if (++count == n) { count = 0; turn++; changed.notify_all(); return; }
+    if (wait) changed.wait(held, [&] { return turn != now; });
+  }
+};
+struct Block { Barrier barriers[16]; StreamShared shared; };
+
+// A thread of a block, in the place of `Gpu`.
+struct Host {
+  Block* of;
+  u32 index, number, count, data;
+  u32 thread() const { return index; }
+  u32 block() const { return number; }
+  u32 blocks() const { return count; }
+  u32 service_threads() const { return 1; }
+  u32 data_threads() const { return data; }
+  void barrier(u32 id, u32 n) const { of->barriers[id].pass(n, true); }
+  void arrive(u32 id, u32 n) const { of->barriers[id].pass(n, false); }
+  void begin() const {}
+};
+
+constexpr u32 BLOCKS = 2;
+typedef int Element;
+
+struct Rank {
+  State state;
+  std::vector<u8> mailbox;
+  std::vector<Element> input, output;
+  Block blocks[BLOCKS];
+};
+
+enum Kernel { NARROW_TWO, NARROW_MANY, WHOLE_TWO, WHOLE_MANY, STREAM_TWO, STREAM_MANY, KERNELS };
+
+static void run(Host t, const Args& a, Kernel kernel) {
+  switch (kernel) {
+    case NARROW_TWO: return oneshot_lines<Element, true, Narrow, 2, 2>(t, a);
+    case NARROW_MANY: return oneshot_lines<Element, false, Narrow, 0, 1>(t, a);
+    case WHOLE_TWO: return oneshot_lines<Element, true, Whole, 2, 4>(t, a);
+    case WHOLE_MANY: return oneshot_lines<Element, false, Whole, 0, 1>(t, a);
+    case STREAM_TWO: return oneshot_stream<Element, true, 2, 2>(t, a, t.of->shared);
+    default: return oneshot_stream<Element, false, 0, 1>(t, a, t.of->shared);
+  }
+}
+
+int main(int argc, char** argv) {
+  const u64 seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  const u32 calls = argc > 2 ? (u32)std::atoi(argv[2]) : 50;
+  const std::string mode = argc > 3 ? argv[3] : "";
+  random_state = seed * 0x9e3779b97f4a7c15ull | 1;
+  Control control;
+  std::memset(&control, 0, sizeof control);
+  const u32 ranks = mode == "" && seed % 3 == 0 ? 3 : 2;
+  for (u32 r = 0; r < ranks; r++) control.deadline_ns[r] = 60000000000ull;
+  Layout layout;
+  std::memset(&layout, 0, sizeof layout);
+  layout.flags = HEADERS_BYTES;
+  layout.lines = 4096; layout.lines_bytes = 16384;
+  layout.whole = layout.lines + layout.lines_bytes; layout.whole_bytes = 8192;
+  layout.slot_bytes = 256;
+  layout.slots = layout.whole + layout.whole_bytes;
+  layout.sender = layout.slots + BLOCKS * SLOTS * layout.slot_bytes;
+  layout.half = layout.sender * ranks;
+  const u32 empty[4] = {0x9e3779b9, 0x7f4a7c15, 0xf39cc060, 0x5cedc835};
+  std::vector<Rank> all(ranks);
+  for (auto& rank : all) {
+    std::memset(&rank.state, 0, sizeof rank.state);
+    // Near the wrap of the epoch, and of what cleans lines.
+    rank.state.epoch = rank.state.busy = seed % 2 ? 0xfffffff7u : (LL_CLEAN_MASK << 1) - 8;
+    rank.mailbox.assign(2 * layout.half, 0);
+    for (u64 part = 0; part < 2 * ranks; part++)
+      for (u64 i = 0; i < layout.whole_bytes; i += 16) std::memcpy(&rank.mailbox[part * layout.sender + layout.whole + i], empty, 16);
+  }
+  u32 failures = 0;
+  for (u32 call = 0; call < calls && failures == 0; call++) {
+    const bool two = ranks == 2;
+    const Kernel kernel = (Kernel)(random_word() % 3 * 2 + (two ? random_word() % 2 : 1));
+    const u32 most = kernel >= STREAM_TWO ? 20000 : 2000;
+    const u32 count = (u32)(random_word() % most);
+    const u32 op = kernel % 2 ? (u32)(random_word() % 5) : 0;
+    const u32 absent = mode == "dead" && call == calls / 2 ? ranks - 1 : ranks;
+    const bool differs = mode == "short" && call == calls / 2;
+    if (absent < ranks)
+      for (u32 r = 0; r < ranks; r++) control.deadline_ns[r] = 300000000ull;
+    for (auto& rank : all) {
+      rank.input.resize(count); rank.output.assign(count, 0x7fc17fc1);
+      for (auto& e : rank.input) e = (int)(random_word() % 2000) - 1000;
+    }
+    std::vector<Args> args(ranks);
+    std::vector<std::thread> threads;
+    for (u32 r = 0; r < ranks; r++) {
+      Args& a = args[r];
+      std::memset(&a, 0, sizeof a);
+      a.state = &all[r].state; a.control = &control;
+      a.in = (const u8*)all[r].input.data(); a.out = (u8*)all[r].output.data();
+      a.bytes = (differs && r == 1 ? count / 2 : count) * sizeof(Element);
+      a.rank = r; a.ranks = ranks; a.op = op; a.flags = ARG_ALIGNED; a.layout = layout;
+      a.header[0] = op; a.header[1] = (u32)a.bytes; a.header[3] = kernel;
+      a.push_warps = 2; a.piece = 256;
+      std::memcpy(a.empty, empty, 16);
+      for (u32 j = 0; j < ranks; j++) { a.tx[j] = all[j].mailbox.data(); a.rx[j] = all[r].mailbox.data(); }
+      if (r == absent) continue;
+      const u32 data = kernel >= STREAM_TWO ? 2 + 2 + 3 : 3;
+      const u64 late = mode == "late" && r == call % ranks ? random_word() % 3000 : 0;
+      for (u32 b = 0; b < BLOCKS; b++)
+        for (u32 i = 0; i <= data; i++) {
+          const u64 own = random_word() | 1;
+          Host t{&all[r].blocks[b], i, b, BLOCKS, data};
+          threads.emplace_back([=, &a] {
+            random_state = own;
+            if (late) std::this_thread::sleep_for(std::chrono::microseconds(late));
+            run(t, a, kernel);
+          });
+        }
+    }
+    for (auto& t : threads) t.join();
+    for (u32 r = 0; r < ranks; r++) {
+      const u32 dead = all[r].state.dead;
+      if (absent < ranks || differs) {
+        const bool good = r == absent || (differs ? dead == MISMATCH || dead == ABORTED : dead == TIMEOUT || dead == ABORTED);
+        if (!good) { std::printf("rank %u answered %u\n", r, dead); return 1; }
+        if (r == ranks - 1) { std::printf("ok %u\n", call + 1); return 0; }
+        continue;
+      }
+      if (dead) { std::printf("call %u: rank %u failed with %u\n", call, r, dead); failures++; }
+      for (u32 i = 0; i < count; i++) {
+        u32 want = 0;
+        int best = all[0].input[i];
+        u32 product = 1;
+        for (auto& rank : all) {
+          want += (u32)rank.input[i];
+          product *= (u32)rank.input[i];
+          if (op == MINIMUM ? rank.input[i] < best : rank.input[i] > best) best = rank.input[i];
+        }
+        const int right = op == SUM ? (int)want : op == AVERAGE ? (int)want / (int)ranks : op == PRODUCT ? (int)product : best;
+        if (all[r].output[i] != right) {
+          std::printf("call %u kernel %d op %u: rank %u element %u of %u is %d, not %d\n", call, (int)kernel, op, r, i, count, all[r].output[i], right);
+          failures++;
+          break;
+        }
+      }
+    }
+  }
+  if (failures == 0) std::printf("ok %u\n", calls);
+  return failures != 0;
+}
