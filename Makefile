@@ -29,6 +29,10 @@ bench: ## measure all-reduce beside Open MPI and Gloo; target/bench/host.json
 lint: vm-env ## check formatting, clippy on both sides, shell scripts and the ABI's layout
 	@scripts/lint
 
+.PHONY: bench-gpu
+bench-gpu: ## check and measure all-reduce of CUDA memory on two devices of this host, beside NCCL and others
+	@scripts/bench-gpu
+
 .PHONY: vm-env-debug
 vm-env-debug: ## add the kernel with every check to the environment (10 minutes, once)
 	@scripts/vm-env-debug

@@ -18,6 +18,7 @@ PCIEIPC_FN u32 atomic_cas(u32* p, u32 old, u32 v) { return atomicCAS(p, old, v);
 PCIEIPC_FN u32 atomic_exch(u32* p, u32 v) { return atomicExch(p, v); }
 PCIEIPC_FN void atomic_add(u32* p, u32 v) { atomicAdd(p, v); }
 PCIEIPC_FN u64 now_ns() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(v)); return v; }
+PCIEIPC_FN void pause_ns(u32 ns) { __nanosleep(ns); }
 PCIEIPC_FN bool lane_leads() { return (threadIdx.x & 31) == (u32)(__ffs(__activemask()) - 1); }
 
 struct Word2 { u32 x, y; };

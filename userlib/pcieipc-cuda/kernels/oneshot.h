@@ -98,7 +98,7 @@ template <class E, bool SIMPLE, class F, u32 N> struct Lines {
   }
 };
 
-// UNROLL units of a thread are in flight together.
+// UNROLL units of a thread are on their way together.
 template <class E, bool SIMPLE, class F, u32 N, u32 UNROLL, class T>
 PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
   t.begin();
@@ -117,27 +117,27 @@ PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
   Word4 state = load_state(a.state);
   x.epoch = state.x;
   if (state.y != OK) return;
-  bool good = true, fresh = true;
-  do {
-    if (!fresh) {
 #pragma unroll
-      for (u32 u = 0; u < UNROLL; u++)
-        if (i + u * step < units) x.load(i + u * step, own[u], aligned);
-    }
+  for (u32 u = 0; u < UNROLL; u++)
+    if (i + u * step < units) x.send(i + u * step, own[u]);
+  data_has_epoch(t);
+  // As a unit is received, the one that is UNROLL steps further is sent, so that as many stay on their way.
+  for (;; i += UNROLL * step) {
 #pragma unroll
-    for (u32 u = 0; u < UNROLL; u++)
-      if (i + u * step < units) x.send(i + u * step, own[u]);
-    if (fresh) data_has_epoch(t);
-    fresh = false;
+    for (u32 u = 0; u < UNROLL; u++) {
+      const u64 unit = i + u * step, further = unit + UNROLL * step;
+      if (unit >= units) return;
+      u32 next[X::WORDS], r[X::WORDS];
+      if (further < units) x.load(further, next, aligned);
+      if (!x.receive(unit, own[u], r)) return;
+      x.store(unit, r, aligned);
+      if (further < units) {
+        x.send(further, next);
 #pragma unroll
-    for (u32 u = 0; u < UNROLL; u++)
-      if (good && i + u * step < units) {
-        u32 r[X::WORDS];
-        good = x.receive(i + u * step, own[u], r);
-        if (good) x.store(i + u * step, r, aligned);
+        for (u32 k = 0; k < X::WORDS; k++) own[u][k] = next[k];
       }
-    i += UNROLL * step;
-  } while (good && i < units);
+    }
+  }
 }
 
 }  // namespace pcieipc

@@ -143,6 +143,9 @@ PCIEIPC_FN bool give_up(const Args& a, Watch& w, u32 peer, u32 what, u32 epoch) 
 #ifdef PCIEIPC_UNCHECKED  // only to measure what bounded waits and the header check cost
   return false;
 #else
+#ifdef PCIEIPC_NAP  // nanoseconds between polls, to try
+  pause_ns(PCIEIPC_NAP);
+#endif
   return (++w.spins & 63) == 0 && give_up_slow(a, w.start, w.spins, peer, what, epoch);
 #endif
 }
@@ -221,16 +224,16 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
   if (lane == 0) before = atomic_exch(&a.state->busy, next_epoch(epoch));
   if (t.blocks() > 1) {
     if (lane == 0) {
-      while (load_volatile(&a.state->arrived) != t.blocks() - 1)
+      while (load_volatile(&a.state->arrived) < t.blocks() - 1)
         if (give_up(a, w, a.rank, WAIT_HEADER, epoch)) break;
       store_volatile(&a.state->arrived, 0u);
     }
   }
 #ifndef PCIEIPC_UNCHECKED
+  if (before != epoch) fail(a, CONCURRENT, a.rank, WAIT_HEADER, epoch, 0, 0, 0, 0);
   first.check(a, w, epoch);
 #pragma unroll 1
   for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).check(a, w, epoch);
-  if (before != epoch) fail(a, CONCURRENT, a.rank, WAIT_HEADER, epoch, 0, 0, 0, 0);
 #endif
   if (((epoch >> 1) & LL_CLEAN_MASK) == 0) clean_lines(a, epoch, lane, lanes);
   if (WHOLE) t.barrier(14, all);

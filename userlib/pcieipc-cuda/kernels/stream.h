@@ -123,13 +123,14 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
   }
   PCIEIPC_FN u32 length(u64 at) const { return (u32)(a.bytes - at < a.piece ? a.bytes - at : a.piece); }
   // One consume warp's part of all the block's tiles.
-  PCIEIPC_FN void consume_all(u32 block, u64 blocks, u32 mine, u32 me, u32 consumers) {
+  PCIEIPC_FN void consume_all(u32 block, u64 blocks, u32 mine, u32 me, u32 consumers, u32 pushers) {
     warp = me;
     warps = consumers;
     if (warp == 0 && lane == 0) store_shared(&s.arrived[a.rank], ~0u);
     for (u32 q = 0; q < mine; q++) {
       const u64 at = (block + q * blocks) * a.piece;
-      if (!reached(s.arrived, ranks(), q + 1)) break;
+      // In place, the result overwrites what the push warps may still have to read.
+      if (!reached(s.arrived, ranks(), q + 1) || !reached(s.pushed, pushers, q + 1)) break;
       consume(q, at, length(at));
       reach(&s.consumed[warp], q + 1);
     }
@@ -209,7 +210,7 @@ PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
   } else if (x.warp == pushers + 1) {
     poll_peers(x, a, s, w, flag, mine);
   } else {
-    x.consume_all(t.block(), blocks, mine, x.warp - pushers - 2, consumers);
+    x.consume_all(t.block(), blocks, mine, x.warp - pushers - 2, consumers, pushers);
   }
   data_is_done(t);
 }

@@ -72,8 +72,8 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
     let _ = kind;
     let limits = limits(path, ranks);
     let most = BLOCKS[usize::from(path != Path::Host)];
-    let lines = |kernel, threads, unit: u64, unroll: u64| {
-        let units = bytes.div_ceil(unit).div_ceil(unroll);
+    let lines = |kernel, threads, unit: u64| {
+        let units = bytes.div_ceil(unit);
         Choice { kernel, blocks: blocks_for(units, threads, most), threads, push_warps: 0, tile: 0 }
     };
     let two = ranks == 2 && op == Op::Sum;
@@ -95,7 +95,7 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             (_, true, _) => "narrow_sum_many_u1",
             _ => "narrow_any_many_u1",
         };
-        lines(kernel, threads, 8, if two { unroll } else { 1 })
+        lines(kernel, threads, 8)
     };
     let whole = |threads, unroll| {
         let kernel = match (two, sum, unroll) {
@@ -105,33 +105,33 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             (_, true, _) => "whole_sum_many_u1",
             _ => "whole_any_many_u1",
         };
-        lines(kernel, threads, 16, if two { unroll } else { 1 })
+        lines(kernel, threads, 16)
     };
     let longest = if path == Path::PeerWide { limits.whole } else { limits.narrow };
     match path {
         _ if ranks > 2 && bytes > longest => stream([4, 12], 16 << 10),
         Path::Host => match bytes {
             0..=2048 => narrow(128, 1),
+            ..=4096 => narrow(704, 1),
             ..=16384 => narrow(128, 1),
-            ..=65536 => narrow(512, 1),
+            ..=65536 => narrow(704, 1),
             ..=131_072 => narrow(704, 4),
-            ..=524_288 => stream([4, 12], 32 << 10),
-            ..=2_097_152 => stream([4, 8], 8 << 10),
-            ..=8_388_608 => stream([4, 8], 16 << 10),
-            ..=33_554_432 => stream([4, 16], 8 << 10),
+            ..=524_288 => stream([4, 12], 16 << 10),
+            ..=2_097_152 => stream([4, 4], 16 << 10),
+            ..=8_388_608 => stream([8, 16], 8 << 10),
+            ..=33_554_432 => stream([4, 8], 16 << 10),
             _ => stream([8, 16], 32 << 10),
         },
         Path::PeerWide => match bytes {
             0..=1024 => whole(96, 1),
-            ..=16384 => whole(128, 1),
             ..=65536 => whole(128, 1),
             ..=131_072 => whole(256, 1),
             ..=262_144 => whole(512, 1),
-            ..=524_288 => whole(704, 2),
+            ..=524_288 => whole(992, 2),
             ..=1_572_864 => whole(992, 4),
-            ..=8_388_608 => whole(992, 1),
-            ..=33_554_432 => stream([4, 8], 16 << 10),
-            ..=134_217_728 => stream([4, 8], 32 << 10),
+            ..=8_388_608 => whole(992, 2),
+            ..=33_554_432 => stream([4, 16], 64 << 10),
+            ..=134_217_728 => stream([4, 8], 64 << 10),
             _ => stream([4, 12], 64 << 10),
         },
         Path::Peer => match bytes {
@@ -141,6 +141,50 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             _ => stream([4, 12], 64 << 10),
         },
     }
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} x {}", self.kernel, self.blocks, self.threads)?;
+        if self.tile > 0 {
+            write!(f, " ({} push) tile {} KiB", self.push_warps, self.tile >> 10)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a tuner tries for a sum of two ranks; the first is what [`choose`] takes.
+pub fn candidates(path: Path, bytes: u64) -> Vec<Choice> {
+    let (most, limits) = (BLOCKS[usize::from(path != Path::Host)], limits(path, 2));
+    let mut all = vec![choose(path, 2, bytes, Kind::BF16, Op::Sum)];
+    let formats: [(&str, u64, u64, bool); 5] = [
+        ("narrow_sum_two_u1", 8, 1, bytes <= limits.narrow),
+        ("narrow_sum_two_u4", 8, 4, bytes <= limits.narrow),
+        ("whole_sum_two_u1", 16, 1, bytes <= limits.whole),
+        ("whole_sum_two_u2", 16, 2, bytes <= limits.whole),
+        ("whole_sum_two_u4", 16, 4, bytes <= limits.whole),
+    ];
+    for (kernel, unit, unroll, fits) in formats {
+        for blocks in [1, 2, 4, 8, 16, 32].into_iter().filter(|b| fits && *b <= most) {
+            for threads in [64, 96, 128, 192, 256, 352, 512, 704, 992] {
+                let (units, at_once) = (bytes.div_ceil(unit), u64::from(blocks * threads) * unroll);
+                let passes = units.div_ceil(at_once);
+                if passes <= 2 && at_once < units * 3 || (blocks == most && threads == 992) {
+                    all.push(Choice { kernel, blocks, threads, push_warps: 0, tile: 0 });
+                }
+            }
+        }
+    }
+    if bytes >= 128 << 10 {
+        for tile in [8u32 << 10, 16 << 10, 32 << 10, 64 << 10].into_iter().filter(|t| *t <= limits.tile) {
+            for warps in [[4, 4], [4, 8], [4, 12], [4, 16], [8, 8], [8, 16]] {
+                let blocks = blocks_for(bytes, tile, most);
+                let threads = (warps[0] + warps[1] + 2) * 32;
+                all.push(Choice { kernel: "stream_sum_two_u4", blocks, threads, push_warps: warps[0], tile });
+            }
+        }
+    }
+    all
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod numbers;
 mod order;
 mod probe;
 mod side;
+mod tune;
 mod worker;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ enum Command {
     Bench(bench::Bench),
     Check(check::Check),
     Compile(compile::Compile),
+    Tune(tune::Tune),
     #[command(hide = true)]
     Worker(worker::Worker),
 }
@@ -38,7 +40,7 @@ impl Cuda {
     pub fn json(&self) -> bool {
         match &self.command {
             Command::Probe(command) => command.json,
-            Command::Bench(_) | Command::Check(_) | Command::Compile(_) | Command::Worker(_) => false,
+            Command::Bench(_) | Command::Check(_) | Command::Compile(_) | Command::Tune(_) | Command::Worker(_) => false,
         }
     }
 
@@ -48,6 +50,7 @@ impl Cuda {
             Command::Bench(command) => command.run(),
             Command::Check(command) => command.run(),
             Command::Compile(command) => command.run(),
+            Command::Tune(command) => command.run(),
             Command::Worker(command) => command.run(),
         }
     }

@@ -33,6 +33,13 @@ pub struct LaunchConfig {
     pub count: c_uint,
 }
 
+/// `CUipcMemHandle`, which is passed by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct IpcHandle {
+    pub bytes: [u8; 64],
+}
+
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
         /// The entry points that are used, by the driver's names.
@@ -71,8 +78,8 @@ functions! {
     from_device = "cuMemcpyDtoH_v2"(*mut c_void, u64, usize);
     copy = "cuMemcpyAsync"(u64, u64, usize, Ptr);
     fill = "cuMemsetD32Async"(u64, c_uint, usize, Ptr);
-    export = "cuIpcGetMemHandle"(*mut [u8; 64], u64);
-    import = "cuIpcOpenMemHandle_v2"(*mut u64, [u8; 64], c_uint);
+    export = "cuIpcGetMemHandle"(*mut IpcHandle, u64);
+    import = "cuIpcOpenMemHandle_v2"(*mut u64, IpcHandle, c_uint);
     release = "cuIpcCloseMemHandle"(u64);
     register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
     registered = "cuMemHostGetDevicePointer_v2"(*mut u64, *mut c_void, c_uint);

@@ -11,7 +11,7 @@ use pcieipc::{Error, Result};
 
 use super::{
     Address, AddressFacts, Device, DeviceFacts, Driver, Event, Function, Graph, Handle, Launch, Module, PeerClaim, Stream,
-    library::{LaunchAttribute, LaunchConfig, Ptr, Status, Symbols, symbols},
+    library::{IpcHandle, LaunchAttribute, LaunchConfig, Ptr, Status, Symbols, symbols},
     refused,
 };
 use crate::abi::Args;
@@ -174,8 +174,14 @@ impl Device for Context {
         self.call("cuMemFree", |s| unsafe { (s.free)(at) })
     }
     fn write(&self, to: Address, from: &[u8]) -> Result<()> {
+        // The copy returns when pageable memory is staged, before all of it is on the device.
         // SAFETY: see above the block.
-        self.call("cuMemcpyHtoD", |s| unsafe { (s.to_device)(to, from.as_ptr().cast(), from.len()) })
+        self.call("cuMemcpyHtoD", |s| unsafe {
+            match (s.to_device)(to, from.as_ptr().cast(), from.len()) {
+                0 => (s.synchronize)(null_mut()),
+                status => status,
+            }
+        })
     }
     fn read(&self, to: &mut [u8], from: Address) -> Result<()> {
         // SAFETY: see above the block.
@@ -190,16 +196,16 @@ impl Device for Context {
         self.call("cuMemcpyAsync", |s| unsafe { (s.copy)(to, from, bytes as usize, stream.0 as Ptr) })
     }
     fn export(&self, base: Address) -> Result<Handle> {
-        let mut handle = [0; 64];
+        let mut handle = IpcHandle { bytes: [0; 64] };
         // SAFETY: see above the block.
         self.call("cuIpcGetMemHandle", |s| unsafe { (s.export)(&mut handle, base) })?;
-        Ok(handle)
+        Ok(handle.bytes)
     }
     fn import(&self, handle: &Handle) -> Result<Address> {
         let mut at = 0;
         // 1: peer access is enabled when it is needed.
         // SAFETY: see above the block.
-        self.call("cuIpcOpenMemHandle", |s| unsafe { (s.import)(&mut at, *handle, 1) })?;
+        self.call("cuIpcOpenMemHandle", |s| unsafe { (s.import)(&mut at, IpcHandle { bytes: *handle }, 1) })?;
         Ok(at)
     }
     fn release(&self, at: Address) -> Result<()> {

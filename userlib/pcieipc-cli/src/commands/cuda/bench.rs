@@ -93,7 +93,7 @@ pub fn size(text: &str) -> Result<u64, Failure> {
     number.checked_mul(unit).ok_or_else(bad)
 }
 
-fn shown(bytes: u64) -> String {
+pub fn shown(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 30 && b % (1 << 30) == 0 => format!("{} GiB", b >> 30),
         b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
@@ -102,10 +102,24 @@ fn shown(bytes: u64) -> String {
     }
 }
 
-fn median(values: &[f64]) -> f64 {
+pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Calls of about two milliseconds in all, through buffers that are not used twice in a row.
+pub fn shape(bytes: u64, kind: &str, graph: bool, in_place: bool) -> Shape {
+    let guess_us = 3.0 + bytes as f64 / 30e3;
+    let calls = if bytes <= 4 << 20 {
+        40
+    } else if bytes <= 64 << 20 {
+        6
+    } else {
+        2
+    };
+    let replays = ((2500.0 / (guess_us * f64::from(calls))).ceil() as u32).clamp(1, 20);
+    Shape { bytes, kind: kind.to_owned(), graph, in_place, calls, replays, candidate: None }
 }
 
 impl Bench {
@@ -160,17 +174,7 @@ impl Bench {
     }
 
     fn shape(&self, bytes: u64, graph: bool) -> Shape {
-        // About two milliseconds a measurement, and buffers that are not used twice in a row.
-        let guess_us = 3.0 + bytes as f64 / 30e3;
-        let calls = if bytes <= 4 << 20 {
-            40
-        } else if bytes <= 64 << 20 {
-            6
-        } else {
-            2
-        };
-        let replays = ((2500.0 / (guess_us * f64::from(calls))).ceil() as u32).clamp(1, 20);
-        Shape { bytes, kind: self.kind.clone(), graph, in_place: self.in_place, calls, replays }
+        shape(bytes, &self.kind, graph, self.in_place)
     }
 
     fn row(&self, path: &'static str, bytes: u64, sides: &mut [Running]) -> Row {

@@ -12,7 +12,12 @@ use libloading::Library;
 use pcieipc::{Error, Result, group::Group, reduce::Kind};
 use pcieipc_cuda::driver::{Address, Device, Stream};
 
-type Id = [c_char; 128];
+/// `ncclUniqueId`, which is passed by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Id {
+    bytes: [c_char; 128],
+}
 type Comm = *mut c_void;
 
 /// One rank's communicator.
@@ -48,14 +53,14 @@ impl Nccl {
             let all_reduce = *library.get(b"ncclAllReduce\0").map_err(missing)?;
             // Makes the device's context current on this thread, in which NCCL works.
             device.synchronize(Stream(0))?;
-            let mut id: Id = [0; 128];
+            let mut id = Id { bytes: [0; 128] };
             if group.rank() == 0 {
                 answered("ncclGetUniqueId", unique(&mut id))?;
             }
-            let bytes: Vec<u8> = id.iter().map(|c| *c as u8).collect();
+            let bytes: Vec<u8> = id.bytes.iter().map(|c| *c as u8).collect();
             let given = group.exchange("NCCL's id", &bytes, &[], Duration::from_secs(30))?;
             if group.rank() != 0 {
-                for (to, from) in id.iter_mut().zip(&given[0].0) {
+                for (to, from) in id.bytes.iter_mut().zip(&given[0].0) {
                     *to = *from as c_char;
                 }
             }

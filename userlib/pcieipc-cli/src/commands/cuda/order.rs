@@ -32,6 +32,9 @@ pub struct Shape {
     pub calls: u32,
     /// As said.
     pub replays: u32,
+    /// Which of the tuner's candidates; otherwise what the library chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidate: Option<usize>,
 }
 
 /// What to compare.

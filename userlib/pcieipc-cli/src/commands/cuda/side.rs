@@ -9,6 +9,7 @@ use pcieipc::{
 };
 use pcieipc_cuda::{
     Communicator, Tensor,
+    choice::candidates,
     driver::{Address, Device, Event, Graph, Stream},
 };
 
@@ -31,13 +32,29 @@ impl Side {
 
     /// # Safety
     /// As for [`Communicator::all_reduce`].
-    unsafe fn sum(&mut self, input: Address, output: Address, count: u64, kind: Kind, stream: Stream) -> Result<()> {
+    unsafe fn sum(
+        &mut self,
+        input: Address,
+        output: Address,
+        count: u64,
+        kind: Kind,
+        candidate: Option<usize>,
+        stream: Stream,
+    ) -> Result<()> {
         let tensor = |at| Tensor { at, count };
-        match self {
+        match (self, candidate) {
+            (Self::Ours(communicator), Some(candidate)) => {
+                let bytes = count * kind.size() as u64;
+                let all = candidates(communicator.path(), bytes);
+                // SAFETY: the caller's promise.
+                unsafe { communicator.launch(input, output, bytes, kind, Op::Sum, &all[candidate % all.len()], stream) }
+            }
             // SAFETY: the caller's promise.
-            Self::Ours(communicator) => unsafe { communicator.all_reduce(tensor(input), tensor(output), kind, Op::Sum, stream) },
+            (Self::Ours(communicator), None) => unsafe {
+                communicator.all_reduce(tensor(input), tensor(output), kind, Op::Sum, stream)
+            },
             // SAFETY: the caller's promise.
-            Self::Nccl(nccl) => unsafe { nccl.all_reduce(input, output, count, kind, stream) },
+            (Self::Nccl(nccl), _) => unsafe { nccl.all_reduce(input, output, count, kind, stream) },
         }
     }
 
@@ -93,7 +110,9 @@ impl Stage {
             let at = (call * spread % slots) * shape.bytes.max(256).next_multiple_of(256);
             let output = if shape.in_place { self.input } else { self.output };
             // SAFETY: both buffers are as long as `room`, and live as long as the process.
-            unsafe { side.sum(self.input + at, output + at, shape.bytes / kind.size() as u64, kind, self.stream) }?;
+            unsafe {
+                side.sum(self.input + at, output + at, shape.bytes / kind.size() as u64, kind, shape.candidate, self.stream)
+            }?;
         }
         Ok(())
     }
