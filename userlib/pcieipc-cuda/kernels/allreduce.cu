@@ -4,8 +4,8 @@
 
 using namespace pcieipc;
 
-#define LINES(format, F, op, SIMPLE, size, N, U)                                                                       \
-  extern "C" __global__ void __launch_bounds__(1024, 1) format##_##op##_##size##_u##U(const __grid_constant__ Args a) { \
+#define LINES(format, F, op, SIMPLE, size, N, U, THREADS)                                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) format##_##op##_##size##_u##U(const __grid_constant__ Args a) { \
     oneshot_lines<ELEMENT, SIMPLE, F, N, U>(Gpu(), a);                                                                 \
   }
 #define STREAM(op, SIMPLE, size, N, U, THREADS)                                                                     \
@@ -14,15 +14,14 @@ using namespace pcieipc;
     oneshot_stream<ELEMENT, SIMPLE, N, U>(Gpu(), a, shared);                                                         \
   }
 
-LINES(narrow, Narrow, sum, true, two, 2, 1)
-LINES(narrow, Narrow, sum, true, two, 2, 4)
-LINES(narrow, Narrow, sum, true, many, 0, 1)
-LINES(narrow, Narrow, any, false, many, 0, 1)
-LINES(whole, Whole, sum, true, two, 2, 1)
-LINES(whole, Whole, sum, true, two, 2, 2)
-LINES(whole, Whole, sum, true, two, 2, 4)
-LINES(whole, Whole, sum, true, many, 0, 1)
-LINES(whole, Whole, any, false, many, 0, 1)
+LINES(narrow, Narrow, sum, true, two, 2, 1, 1024)
+LINES(narrow, Narrow, sum, true, two, 2, 4, 768)
+LINES(narrow, Narrow, sum, true, many, 0, 1, 1024)
+LINES(narrow, Narrow, any, false, many, 0, 1, 1024)
+LINES(whole, Whole, sum, true, two, 2, 1, 1024)
+LINES(whole, Whole, sum, true, two, 2, 2, 1024)
+LINES(whole, Whole, sum, true, many, 0, 1, 1024)
+LINES(whole, Whole, any, false, many, 0, 1, 1024)
 STREAM(sum, true, two, 2, 4, 896)
 STREAM(sum, true, many, 0, 2, 896)
 STREAM(any, false, many, 0, 1, 896)

@@ -24,22 +24,21 @@ struct Narrow {
   static constexpr u32 WORDS = 2;
   PCIEIPC_FN static u64 offset(const Layout& l) { return l.lines; }
   PCIEIPC_FN static void send(u8* to, const u32* w, u32 flag) { store_line(to, Word4{w[0], flag, w[1], flag}); }
-  PCIEIPC_FN static bool receive(const Args&, u8* from, u32* w, u32 flag) {
-    Word4 v = load_line(from);
-    w[0] = v.x; w[1] = v.z;
-    return v.y == flag && v.w == flag;
-  }
+  PCIEIPC_FN static Word4 look(const u8* from) { return load_line(from); }
+  PCIEIPC_FN static bool is_there(const Args&, Word4 v, u32 flag) { return v.y == flag && v.w == flag; }
+  PCIEIPC_FN static void take(const Args&, u8*, Word4 v, u32* w) { w[0] = v.x; w[1] = v.z; }
 };
 struct Whole {
   static constexpr u32 WORDS = 4;
   PCIEIPC_FN static u64 offset(const Layout& l) { return l.whole; }
   PCIEIPC_FN static void send(u8* to, const u32* w, u32) { store_line16(to, Word4{w[0], w[1], w[2], w[3]}); }
-  PCIEIPC_FN static bool receive(const Args& a, u8* from, u32* w, u32) {
-    Word4 v = load_line16(from);
+  PCIEIPC_FN static Word4 look(const u8* from) { return load_line16(from); }
+  PCIEIPC_FN static bool is_there(const Args& a, Word4 v, u32) {
+    return !(v.x == a.empty[0] && v.y == a.empty[1] && v.z == a.empty[2] && v.w == a.empty[3]);
+  }
+  PCIEIPC_FN static void take(const Args& a, u8* from, Word4 v, u32* w) {
     w[0] = v.x; w[1] = v.y; w[2] = v.z; w[3] = v.w;
-    if (v.x == a.empty[0] && v.y == a.empty[1] && v.z == a.empty[2] && v.w == a.empty[3]) return false;
     store_line16(from, Word4{a.empty[0], a.empty[1], a.empty[2], a.empty[3]});
-    return true;
   }
 };
 
@@ -90,10 +89,24 @@ template <class E, bool SIMPLE, class F, u32 N> struct Lines {
     acc.get(r, a.op, ranks());
     return true;
   }
+  // Two ranks: where the peer's unit comes, and its sum with the own one.
+  PCIEIPC_FN u8* line(u64 unit) const {
+    return half_of(a.rx[peer(1)], a.layout, epoch, peer(1)) + F::offset(a.layout) + unit * 16;
+  }
+  PCIEIPC_FN void add(const u32* own, const u32* got, u32* r) const {
+    Accumulator<E, WORDS, SIMPLE> acc;
+    u32 first[WORDS], second[WORDS];
+    in_rank_order<WORDS>(a.rank, own, got, first, second);
+    acc.set(first);
+    acc.add(second, a.op);
+    acc.get(r, a.op, 2);
+  }
   PCIEIPC_FN bool await(u32 from, u64 unit, u32* got) {
     u8* rx = half_of(a.rx[from], a.layout, epoch, from) + F::offset(a.layout) + unit * 16;
-    while (!F::receive(a, rx, got, epoch))
+    Word4 v;
+    while (!F::is_there(a, v = F::look(rx), epoch))
       if (give_up(a, w, from, WAIT_LINE, epoch)) return false;
+    F::take(a, rx, v, got);
     return true;
   }
 };
@@ -122,21 +135,50 @@ PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
     if (i + u * step < units) x.send(i + u * step, own[u]);
   data_has_epoch(t);
   // As a unit is received, the one that is UNROLL steps further is sent, so that as many stay on their way.
-  for (;; i += UNROLL * step) {
+  for (; i < units; i += UNROLL * step) {
+    u32 next[UNROLL][X::WORDS];
 #pragma unroll
-    for (u32 u = 0; u < UNROLL; u++) {
-      const u64 unit = i + u * step, further = unit + UNROLL * step;
-      if (unit >= units) return;
-      u32 next[X::WORDS], r[X::WORDS];
-      if (further < units) x.load(further, next, aligned);
-      if (!x.receive(unit, own[u], r)) return;
-      x.store(unit, r, aligned);
-      if (further < units) {
-        x.send(further, next);
+    for (u32 u = 0; u < UNROLL; u++)
+      if (i + (UNROLL + u) * step < units) x.load(i + (UNROLL + u) * step, next[u], aligned);
+    if (N == 2 && UNROLL > 1) {
+      // All lines are looked at together: a look takes long, also at a line that is there.
+      u32 missing = 0;
 #pragma unroll
-        for (u32 k = 0; k < X::WORDS; k++) own[u][k] = next[k];
+      for (u32 u = 0; u < UNROLL; u++) missing |= (u32)(i + u * step < units) << u;
+      while (missing) {
+        Word4 got[UNROLL];
+        u32 come = 0;
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++)
+          if (missing >> u & 1) got[u] = F::look(x.line(i + u * step));
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++)
+          if ((missing >> u & 1) && F::is_there(a, got[u], x.epoch)) {
+            u32 theirs[X::WORDS], r[X::WORDS];
+            F::take(a, x.line(i + u * step), got[u], theirs);
+            x.add(own[u], theirs, r);
+            x.store(i + u * step, r, aligned);
+            come |= 1u << u;
+          }
+        if (come == 0 && give_up(a, x.w, x.peer(1), WAIT_LINE, x.epoch)) return;
+        missing &= ~come;
       }
+    } else {
+#pragma unroll
+      for (u32 u = 0; u < UNROLL; u++)
+        if (i + u * step < units) {
+          u32 r[X::WORDS];
+          if (!x.receive(i + u * step, own[u], r)) return;
+          x.store(i + u * step, r, aligned);
+        }
     }
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++)
+      if (i + (UNROLL + u) * step < units) {
+        x.send(i + (UNROLL + u) * step, next[u]);
+#pragma unroll
+        for (u32 k = 0; k < X::WORDS; k++) own[u][k] = next[u][k];
+      }
   }
 }
 

@@ -99,7 +99,6 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
     };
     let whole = |threads, unroll| {
         let kernel = match (two, sum, unroll) {
-            (true, _, 4) => "whole_sum_two_u4",
             (true, _, 2) => "whole_sum_two_u2",
             (true, _, _) => "whole_sum_two_u1",
             (_, true, _) => "whole_sum_many_u1",
@@ -114,8 +113,8 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             0..=2048 => narrow(128, 1),
             ..=4096 => narrow(704, 1),
             ..=16384 => narrow(128, 1),
-            ..=65536 => narrow(704, 1),
-            ..=131_072 => narrow(704, 4),
+            ..=65536 => narrow(512, 1),
+            ..=131_072 => stream([4, 8], 16 << 10),
             ..=524_288 => stream([4, 12], 16 << 10),
             ..=2_097_152 => stream([4, 4], 16 << 10),
             ..=8_388_608 => stream([8, 16], 8 << 10),
@@ -127,8 +126,8 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             ..=65536 => whole(128, 1),
             ..=131_072 => whole(256, 1),
             ..=262_144 => whole(512, 1),
-            ..=524_288 => whole(992, 2),
-            ..=1_572_864 => whole(992, 4),
+            ..=1_572_864 => whole(512, 2),
+            ..=6_291_456 => whole(704, 2),
             ..=8_388_608 => whole(992, 2),
             ..=33_554_432 => stream([4, 16], 64 << 10),
             ..=134_217_728 => stream([4, 8], 64 << 10),
@@ -153,23 +152,31 @@ impl std::fmt::Display for Choice {
     }
 }
 
+/// Threads that a kernel's registers allow in a block, its service warp included.
+fn most_threads(kernel: &str) -> u32 {
+    match kernel {
+        k if k.starts_with("stream") => 896,
+        k if k.ends_with("u4") => 768,
+        _ => 1024,
+    }
+}
+
 /// What a tuner tries for a sum of two ranks; the first is what [`choose`] takes.
 pub fn candidates(path: Path, bytes: u64) -> Vec<Choice> {
     let (most, limits) = (BLOCKS[usize::from(path != Path::Host)], limits(path, 2));
     let mut all = vec![choose(path, 2, bytes, Kind::BF16, Op::Sum)];
-    let formats: [(&str, u64, u64, bool); 5] = [
+    let formats: [(&str, u64, u64, bool); 4] = [
         ("narrow_sum_two_u1", 8, 1, bytes <= limits.narrow),
         ("narrow_sum_two_u4", 8, 4, bytes <= limits.narrow),
         ("whole_sum_two_u1", 16, 1, bytes <= limits.whole),
         ("whole_sum_two_u2", 16, 2, bytes <= limits.whole),
-        ("whole_sum_two_u4", 16, 4, bytes <= limits.whole),
     ];
     for (kernel, unit, unroll, fits) in formats {
         for blocks in [1, 2, 4, 8, 16, 32].into_iter().filter(|b| fits && *b <= most) {
-            for threads in [64, 96, 128, 192, 256, 352, 512, 704, 992] {
+            for threads in [64, 96, 128, 192, 256, 352, 512, 704, 992].into_iter().filter(|t| t + 32 <= most_threads(kernel)) {
                 let (units, at_once) = (bytes.div_ceil(unit), u64::from(blocks * threads) * unroll);
                 let passes = units.div_ceil(at_once);
-                if passes <= 2 && at_once < units * 3 || (blocks == most && threads == 992) {
+                if passes <= 2 && at_once < units * 3 || (blocks == most && threads >= 704) {
                     all.push(Choice { kernel, blocks, threads, push_warps: 0, tile: 0 });
                 }
             }
@@ -202,7 +209,7 @@ mod tests {
                     for bytes in (0..=31).flat_map(|k| [1u64 << k, (1 << k) + 1, (1 << k) - 1]) {
                         let choice = choose(path, ranks, bytes, Kind::F32, op);
                         assert!(NAMES.contains(&choice.kernel), "{choice:?}");
-                        let limit = if choice.tile > 0 { 896 } else { 1024 };
+                        let limit = most_threads(choice.kernel);
                         assert!(choice.threads % 32 == 0 && choice.threads + 32 <= limit, "{choice:?}");
                         assert!(choice.blocks >= 1 && u64::from(choice.blocks) <= MAX_BLOCKS);
                         assert!(choice.blocks <= BLOCKS[usize::from(path != Path::Host)], "{choice:?}");

@@ -2,6 +2,8 @@
 //! A group of ranks with a device each, and what they do together.
 
 mod setup;
+#[cfg(test)]
+mod tests;
 mod verdict;
 
 use std::{

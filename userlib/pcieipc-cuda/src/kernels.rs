@@ -46,14 +46,13 @@ pub const KINDS: [Kind; 12] = [
 ];
 
 /// The kernels of one type, by name.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 11] = [
     "narrow_sum_two_u1",
     "narrow_sum_two_u4",
     "narrow_sum_many_u1",
     "narrow_any_many_u1",
     "whole_sum_two_u1",
     "whole_sum_two_u2",
-    "whole_sum_two_u4",
     "whole_sum_many_u1",
     "whole_any_many_u1",
     "stream_sum_two_u4",
@@ -267,7 +266,7 @@ mod tests {
                 let (macro_name, rest) = line.split_once('(')?;
                 let words: Vec<&str> = rest.trim_end_matches(')').split(", ").collect();
                 match (macro_name, words.as_slice()) {
-                    ("LINES", [format, _, op, _, size, _, unroll]) => Some(format!("{format}_{op}_{size}_u{unroll}")),
+                    ("LINES", [format, _, op, _, size, _, unroll, _]) => Some(format!("{format}_{op}_{size}_u{unroll}")),
                     ("STREAM", [op, _, size, _, unroll, _]) => Some(format!("stream_{op}_{size}_u{unroll}")),
                     _ => None,
                 }

@@ -8,7 +8,6 @@ use pcieipc::Result;
 use crate::{
     abi::Args,
     driver::{Address, Device, Function, Launch, Stream},
-    kernels,
 };
 
 /// Bytes of each pattern.
@@ -66,7 +65,7 @@ impl Probe {
     /// # Errors
     /// `System`.
     pub fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        let module = device.load(&kernels::probe_image(device.facts().capability)?)?;
+        let module = device.kernels(None)?;
         let function = |name| device.function(module, name);
         Ok(Self {
             device: device.clone(),

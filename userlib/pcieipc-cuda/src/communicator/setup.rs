@@ -10,7 +10,7 @@ use crate::{
     abi::{Args, Layout, MAX_RANKS, State},
     choice::{BLOCKS, Path, limits},
     control::{CONTROL_BYTES, Shared, Words},
-    driver::{Cuda, Device, Driver, PeerClaim, Stream, refused},
+    driver::{Device, PeerClaim, Stream, refused},
     kernels,
     mailbox::{DeviceMailbox, Remote},
     proof::{PATTERN_BYTES, Probe},
@@ -75,11 +75,7 @@ fn claims(options: &Options, device: &Arc<dyn Device>, rank: usize, all: &[Facts
         if own.pci == other.pci {
             return Ok(Path::PeerWide);
         }
-        let driver = Cuda::start().map_err(|e| e.to_string())?;
-        let devices = driver.devices().map_err(|e| e.to_string())?;
-        let there =
-            devices.iter().find(|d| d.pci == other.pci).ok_or_else(|| format!("device {} is not visible here", other.pci))?;
-        match driver.claim(device.facts().ordinal, there.ordinal) {
+        match device.claim(&other.pci) {
             Ok(PeerClaim { access: true, native_atomics, .. }) => Ok(if native_atomics { Path::PeerWide } else { Path::Peer }),
             Ok(_) => Err("the driver says that the devices can not reach each other".into()),
             Err(error) => Err(error.to_string()),
@@ -107,6 +103,20 @@ fn slowest(paths: &[Vec<Path>]) -> Path {
     pairs.map(|(_, path)| *path).min().unwrap_or(Path::PeerWide)
 }
 
+/// Options that decide what ranks choose must be the same.
+fn agree_on_options(group: &mut Group, options: &Options, wait: Duration) -> Result<()> {
+    let kinds: Vec<&str> = options.kinds.iter().map(|k| k.name()).collect();
+    let ours = format!("path {:?}, types {}", options.path, kinds.join(" "));
+    let rank = group.rank();
+    for (peer, (theirs, _)) in group.exchange("options", ours.as_bytes(), &[], wait)?.into_iter().enumerate() {
+        if peer != rank && theirs != ours.as_bytes() {
+            let theirs = String::from_utf8_lossy(&theirs).into_owned();
+            return Err(Error::Mismatch { rank, peer, what: "the options of a communicator", ours, theirs });
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) -> Result<Communicator> {
     let (rank, ranks, wait) = (group.rank(), group.ranks(), options.setup);
     if ranks > MAX_RANKS {
@@ -115,6 +125,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     let facts = device.facts();
     let own =
         Facts { process: std::process::id(), ordinal: facts.ordinal, mig: facts.mig, random: random()?, pci: facts.pci.clone() };
+    agree_on_options(&mut group, &options, wait)?;
     let given = group.exchange("devices", &own.to_bytes(), &[], wait)?;
     let mut all = Vec::new();
     for (peer, (bytes, _)) in given.iter().enumerate() {
@@ -125,7 +136,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
 
     let mut kernels = HashMap::new();
     for kind in &options.kinds {
-        let module = device.load(&kernels::image(*kind, facts.capability)?)?;
+        let module = device.kernels(Some(*kind))?;
         for name in kernels::NAMES {
             kernels.insert((*kind, name), device.function(module, name)?);
         }

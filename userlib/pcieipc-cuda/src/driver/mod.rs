@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The seam to the CUDA driver. Everything above it runs without a GPU, over a fake of it.
 
+#[cfg(test)]
+pub(crate) mod fake;
 mod library;
 mod real;
 
 use std::{ptr::NonNull, sync::Arc};
 
-use pcieipc::{Error, Result};
+use pcieipc::{Error, Result, reduce::Kind};
 
-use crate::abi::Args;
+use crate::{abi::Args, kernels};
 pub use library::present;
 pub use real::Cuda;
 
@@ -121,6 +123,22 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// What it is.
     fn facts(&self) -> &DeviceFacts;
+    /// What is claimed about reaching the device at a PCI address from this one.
+    ///
+    /// # Errors
+    /// `System`; `Argument` when that device is not visible to this process.
+    fn claim(&self, pci: &str) -> Result<PeerClaim>;
+    /// The kernels of a type, or those that prove paths: compiled if need be, and loaded.
+    ///
+    /// # Errors
+    /// `System`.
+    fn kernels(&self, kind: Option<Kind>) -> Result<Module> {
+        let capability = self.facts().capability;
+        self.load(&match kind {
+            Some(kind) => kernels::image(kind, capability)?,
+            None => kernels::probe_image(capability)?,
+        })
+    }
     /// Memory, not initialized, aligned to 256 bytes.
     ///
     /// # Errors

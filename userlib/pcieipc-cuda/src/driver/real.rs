@@ -163,6 +163,12 @@ impl Device for Context {
     fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
+    fn claim(&self, pci: &str) -> Result<PeerClaim> {
+        let driver = Cuda { symbols: self.symbols };
+        let there = driver.devices()?.into_iter().find(|d| d.pci == pci);
+        let there = there.ok_or_else(|| Error::Argument(format!("device {pci} is not visible to this process")))?;
+        driver.claim(self.facts.ordinal, there.ordinal)
+    }
     fn alloc(&self, bytes: u64) -> Result<Address> {
         let mut at = 0;
         // SAFETY: see above the block.

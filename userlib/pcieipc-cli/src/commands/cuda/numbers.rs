@@ -42,7 +42,7 @@ pub fn fill(kind: Kind, count: usize, seed: u64) -> Vec<u8> {
 pub fn reduced(kind: Kind, op: Op, sources: &[Vec<u8>]) -> Vec<u8> {
     let mut result = vec![0u8; sources.first().map_or(0, Vec::len)];
     let inputs: Vec<In> = sources.iter().map(|s| In { ptr: s.as_ptr(), form: Form::Element }).collect();
-    let outputs = [Out { ptr: result.as_mut_ptr(), form: Form::Element }];
+    let outputs = [Out { ptr: result.as_mut_ptr(), form: Form::Element, stream: false }];
     let count = result.len() / kind.size();
     // SAFETY: all vectors have the same length and do not overlap; the instruction set was detected.
     unsafe { fold(Isa::detect(), kind, op, &inputs, &outputs, count, Some(sources.len())) };

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use std::{
+    path::Path as FilePath,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pcieipc::{
+    Error,
+    group::{Group, GroupOptions},
+    reduce::{Kind, Op},
+};
+
+use super::{Communicator, Options, PathChoice, Tensor};
+use crate::{
+    abi::{CODE_ABORTED, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
+    choice::Path,
+    driver::{
+        Device, PeerClaim, Stream,
+        fake::{Fake, World},
+    },
+};
+
+const WIDE: PeerClaim = PeerClaim { access: true, native_atomics: true, rank: 0 };
+const PCIE: PeerClaim = PeerClaim { access: true, native_atomics: false, rank: 1 };
+
+fn options(path: PathChoice) -> Options {
+    Options {
+        path,
+        kinds: vec![Kind::F32],
+        deadline: Duration::from_millis(500),
+        setup: Duration::from_secs(20),
+        ..Options::default()
+    }
+}
+
+/// Makes a communicator of the devices, a thread a rank, and gives it to `run`.
+fn ranks<R: Send>(
+    devices: Vec<Fake>,
+    options: impl Fn(usize) -> Options + Sync,
+    run: impl Fn(Result<Communicator, Error>) -> R + Sync,
+) -> Vec<R> {
+    let place = tempfile::tempdir().unwrap();
+    let (count, place, options, run): (usize, &FilePath, _, _) = (devices.len(), place.path(), &options, &run);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = devices
+            .into_iter()
+            .enumerate()
+            .map(|(rank, device)| {
+                scope.spawn(move || {
+                    let group = Group::meet(GroupOptions::new(rank, count, place.join("meeting"))).unwrap();
+                    let device: Arc<dyn Device> = Arc::new(device);
+                    run(Communicator::new(group, device, options(rank)))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn two(claim: PeerClaim) -> Vec<Fake> {
+    let world = Arc::new(World::default());
+    (0..2).map(|ordinal| Fake::new(&world, ordinal, claim)).collect()
+}
+
+fn path_and_reason(made: Result<Communicator, Error>) -> (Path, String) {
+    let made = made.unwrap();
+    let reason = made.paths().filter_map(|(_, why)| why).collect::<Vec<_>>().join("; ");
+    (made.path(), reason)
+}
+
+#[test]
+fn devices_that_reach_each_other_take_the_path_that_was_proved() {
+    assert_eq!(ranks(two(WIDE), |_| options(PathChoice::Auto), path_and_reason), vec![(Path::PeerWide, String::new()); 2]);
+    assert_eq!(ranks(two(PCIE), |_| options(PathChoice::Auto), path_and_reason), vec![(Path::Peer, String::new()); 2]);
+}
+
+#[test]
+fn a_claim_that_fails_the_proof_disables_the_path_for_both_and_one_says_why() {
+    let world = Arc::new(World::default());
+    let devices = vec![Fake::new(&world, 0, WIDE), Fake::new(&world, 1, WIDE).deaf()];
+    let found = ranks(devices, |_| options(PathChoice::Auto), path_and_reason);
+    assert!(found.iter().all(|(path, _)| *path == Path::Host), "{found:?}");
+    assert!(found[0].1.contains("did not arrive"), "{found:?}");
+}
+
+#[test]
+fn the_peer_path_is_refused_with_the_reason_where_it_is_not_there() {
+    let errors = ranks(two(PeerClaim::default()), |_| options(PathChoice::Peer), |made| made.unwrap_err().to_string());
+    assert!(errors.iter().all(|e| e.contains("can not reach each other")), "{errors:?}");
+    let world = Arc::new(World::default());
+    let devices = (0..2).map(|i| Fake::new(&world, i, WIDE).partitioned()).collect();
+    let found = ranks(devices, |_| options(PathChoice::Auto), path_and_reason);
+    assert!(found.iter().all(|(path, why)| *path == Path::Host && why.contains("partitioned")), "{found:?}");
+}
+
+#[test]
+fn one_pair_without_a_path_makes_all_choose_what_serves_the_slowest() {
+    let world = Arc::new(World::default());
+    let devices = vec![Fake::new(&world, 0, WIDE), Fake::new(&world, 1, WIDE), Fake::new(&world, 2, PeerClaim::default())];
+    let found = ranks(
+        devices,
+        |_| options(PathChoice::Auto),
+        |made| {
+            let made = made.unwrap();
+            (made.path(), made.paths().map(|(path, _)| path).collect::<Vec<_>>())
+        },
+    );
+    assert!(found.iter().all(|(path, _)| *path == Path::Host), "{found:?}");
+    assert_eq!(found[0].1, [None, Some(Path::PeerWide), Some(Path::Host)]);
+}
+
+#[test]
+fn ranks_with_different_options_are_told_so() {
+    let different = |rank| Options { kinds: vec![[Kind::F32, Kind::I8][rank]], ..options(PathChoice::Auto) };
+    let errors = ranks(two(WIDE), different, |made| made.unwrap_err());
+    assert!(errors.iter().all(|e| matches!(e, Error::Mismatch { .. })), "{errors:?}");
+}
+
+#[test]
+fn arguments_that_can_not_be_served_are_refused_before_anything_is_launched() {
+    ranks(
+        two(WIDE),
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let tensor = |at, count| Tensor { at, count };
+            // SAFETY: refused, or not looked at by a device in memory.
+            unsafe {
+                let mut call = |input, output, kind| c.all_reduce(input, output, kind, Op::Sum, Stream(1));
+                assert!(matches!(call(tensor(256, 4), tensor(256, 5), Kind::F32), Err(Error::Argument(_))));
+                assert!(matches!(call(tensor(258, 4), tensor(256, 4), Kind::F32), Err(Error::Argument(_))));
+                assert!(matches!(call(tensor(256, u64::MAX), tensor(256, u64::MAX), Kind::F32), Err(Error::Argument(_))));
+                assert!(matches!(call(tensor(256, 4), tensor(256, 4), Kind::F64), Err(Error::Argument(_))));
+                assert!(call(tensor(256, 4), tensor(256, 4), Kind::F32).is_ok());
+            }
+        },
+    );
+}
+
+#[test]
+fn what_a_kernel_wrote_is_the_error_of_the_next_check_and_of_later_calls() {
+    let judged = ranks(
+        two(WIDE),
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let write = |code, ours, theirs, header_word| {
+                let verdict = Verdict {
+                    code,
+                    peer: 1 - c.args.rank,
+                    what: 1,
+                    ours,
+                    theirs,
+                    waited_ns: 7,
+                    header_word,
+                    ..Verdict::default()
+                };
+                c.words.pretend(c.rank(), Verdict { written: 1, ..verdict });
+            };
+            let code = [CODE_TIMEOUT, CODE_MISMATCH][c.rank()];
+            write(code, 4, 8, 1);
+            let first = c.check().unwrap_err();
+            let tensor = Tensor { at: 256, count: 1 };
+            // SAFETY: refused.
+            let later = unsafe { c.all_reduce(tensor, tensor, Kind::F32, Op::Sum, Stream(1)) }.unwrap_err();
+            assert_eq!(first.to_string(), later.to_string());
+            first
+        },
+    );
+    assert!(matches!(&judged[0], Error::Timeout { rank: 0, peer: 1, what: "a line of data", waited } if waited.as_nanos() == 7));
+    assert!(
+        matches!(&judged[1], Error::Mismatch { rank: 1, peer: 0, what: "the length in bytes", ours, theirs } if ours == "4" && theirs == "8")
+    );
+}
+
+#[test]
+fn an_abort_is_told_to_all_ranks_with_its_reason() {
+    let told = ranks(
+        two(WIDE),
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            if c.rank() == 1 {
+                c.abort("enough");
+            }
+            let until = Instant::now() + Duration::from_secs(10);
+            loop {
+                match c.check() {
+                    Err(error) => return error.to_string(),
+                    Ok(()) => assert!(Instant::now() < until, "never told"),
+                }
+                std::thread::yield_now();
+            }
+        },
+    );
+    assert!(told.iter().all(|t| t.contains("rank 1") && t.contains("enough")), "{told:?}");
+}
+
+#[test]
+fn a_kernel_that_gave_up_because_of_another_names_that_one() {
+    let told = ranks(
+        two(WIDE),
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            if c.rank() == 0 {
+                c.words.pretend(0, Verdict { code: CODE_ABORTED, peer: 1, written: 1, ..Verdict::default() });
+                return c.check().unwrap_err().to_string();
+            }
+            String::new()
+        },
+    );
+    assert!(told[0].contains("rank 1"), "{told:?}");
+}
