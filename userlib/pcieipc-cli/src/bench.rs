@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use pcieipc::tune::Calibration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -68,6 +69,8 @@ pub struct Job {
     pub root: usize,
     /// The algorithm's name, if it is not the default one.
     pub algorithm: Option<String>,
+    /// What was measured of this machine, to choose by.
+    pub calibration: Option<Calibration>,
     /// Which memory.
     pub memory: Memory,
     /// Bytes of the larger buffer of each row.

@@ -45,6 +45,7 @@ enum Command {
     Simulate(commands::simulate::Simulate),
     Snapshot(commands::snapshot::Snapshot),
     Topo(commands::topo::Topo),
+    Tune(commands::tune::Tune),
     Watch(commands::watch::Watch),
 }
 
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         Command::Simulate(command) => (command.json, command.run().map(done)),
         Command::Snapshot(command) => (false, command.run()),
         Command::Topo(command) => (command.json, command.run()),
+        Command::Tune(command) => (command.json, command.run().map(done)),
         Command::Watch(command) => (false, command.run()),
     };
     failure::exit_code(outcome, json)

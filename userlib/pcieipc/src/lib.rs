@@ -17,5 +17,6 @@ pub mod sim;
 pub mod sys;
 pub mod topology;
 pub mod transport;
+pub mod tune;
 
 pub use error::{Error, Result};

@@ -89,3 +89,87 @@ fn ranks_plan_by_switches_and_learn_that_a_link_lost_lanes() {
         },
     );
 }
+
+#[test]
+fn a_group_with_a_tree_that_was_given_shrinks_to_what_the_tree_says_of_those_left() {
+    use pcieipc::plan::Tree;
+    threads(
+        4,
+        |o| {
+            o.executor.algorithm = Some(Algorithm::Hierarchical);
+            o.executor.tree = Some(Tree::groups(&[2, 2]));
+        },
+        |group| {
+            let mut group = group.unwrap();
+            let rank = group.rank();
+            let reduce = |group: &mut pcieipc::group::Group, among: &[usize]| {
+                let mut buffer: Vec<f32> = (0..5000).map(|at| value(rank, at)).collect();
+                let result = group.all_reduce(&mut buffer, Op::Sum, PATIENCE);
+                result.map(|()| {
+                    let right = |(at, got): (usize, &f32)| (f64::from(*got) - sum(among.iter().copied(), at)).abs() < 1e-3;
+                    assert!(buffer.iter().enumerate().all(right), "{among:?}");
+                })
+            };
+            reduce(&mut group, &[0, 1, 2, 3]).unwrap();
+            if rank == 1 {
+                return;
+            }
+            reduce(&mut group, &[]).unwrap_err();
+            group.shrink(PATIENCE).unwrap();
+            assert_eq!(group.members(), [0, 2, 3]);
+            reduce(&mut group, &[0, 2, 3]).unwrap();
+        },
+    );
+}
+
+const MEASURED: pcieipc::tune::Calibration =
+    pcieipc::tune::Calibration { step_ns: 20_000, hop_ns: 20_000, processors: 4, megabytes: [9_000, 3_000, 30_000] };
+
+#[test]
+fn tuned_ranks_choose_alike_and_change_no_bit_before_and_after_they_learn_the_tree() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts/intel-8gpu-two-sockets.toml");
+    let host = Host(Arc::new(Mutex::new(Fixture::load(&path).unwrap().build().unwrap())));
+    let tree = Topology::read(&host);
+    let gpus: Vec<Address> = tree.peers().into_iter().map(|i| tree.functions[i].address).collect();
+    let four = vec![gpus[0], gpus[4], gpus[1], gpus[5]];
+    let sums = |calibration| {
+        threads(
+            4,
+            |o| o.executor.calibration = calibration,
+            |group| {
+                let mut group = group.unwrap();
+                let rank = group.rank();
+                let mut bits = Vec::new();
+                let mut reduce_all = |group: &mut pcieipc::group::Group| {
+                    for count in [1, 3000, 20_000, 300_000] {
+                        let mut buffer: Vec<f32> = (0..count).map(|at| value(rank, at) / 3.0).collect();
+                        group.all_reduce(&mut buffer, Op::Sum, PATIENCE).unwrap();
+                        bits.extend(buffer.iter().map(|b| b.to_bits()));
+                    }
+                };
+                reduce_all(&mut group);
+                group.follow_tree_of(Box::new(host.clone()), four.clone()).unwrap();
+                assert_eq!(group.replan(PATIENCE).unwrap().unwrap().to_string(), "((0 2) (1 3))");
+                reduce_all(&mut group);
+                bits
+            },
+        )
+    };
+    let (tuned, usual) = (sums(Some(MEASURED)), sums(None));
+    assert!(tuned.iter().all(|bits| *bits == usual[0]));
+}
+
+#[test]
+fn ranks_with_other_calibrations_do_not_meet() {
+    let results = threads(
+        2,
+        |o| o.executor.calibration = Some(pcieipc::tune::Calibration { step_ns: 1 + o.rank as u32, ..MEASURED }),
+        |group| group.map(drop),
+    );
+    for result in results {
+        assert!(matches!(result, Err(Error::Mismatch { .. } | Error::Meeting(_))), "{result:?}");
+    }
+    let impossible = pcieipc::tune::Calibration { processors: 0, ..MEASURED };
+    let results = threads(2, |o| o.executor.calibration = Some(impossible), |group| group.map(drop));
+    assert!(results.iter().all(|r| matches!(r, Err(Error::Argument(_)))), "{results:?}");
+}

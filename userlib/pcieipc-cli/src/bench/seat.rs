@@ -81,6 +81,7 @@ fn measure<T: Number>(seat: &Seat) -> std::result::Result<(), Failure> {
     let op: Op = job.op.parse().map_err(Failure::Use)?;
     let mut options = GroupOptions::new(seat.rank, job.ranks, &seat.meeting);
     options.executor.algorithm = job.algorithm.as_deref().map(str::parse).transpose().map_err(Failure::Use)?;
+    options.executor.calibration = job.calibration;
     if let Over::Kmod { endpoints, mover } = &job.over {
         let mover = match mover {
             Mover::Processor => kmod::Mover::Processor,

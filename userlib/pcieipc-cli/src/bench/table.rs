@@ -49,7 +49,7 @@ impl Table {
             job.collective,
             job.ranks,
             job.memory,
-            job.algorithm.as_deref().unwrap_or("default algorithm")
+            job.algorithm.as_deref().unwrap_or(if job.calibration.is_some() { "tuned" } else { "default algorithm" })
         );
         let _ = writeln!(out, "#{:>52}{:>38}", "out-of-place", "in-place");
         let half = format!("{:>10}{:>9}{:>9}{:>8}", "time", "algbw", "busbw", "#wrong");

@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use pcieipc::{
     plan::{Algorithm, Collective},
     reduce::{Kind, Op},
+    topology::Live,
+    tune,
 };
 
 use crate::{
@@ -50,6 +52,9 @@ pub struct Bench {
     /// one-shot, two-shot, star, ring, recursive-doubling or hierarchical, instead of the default choice
     #[arg(long)]
     algorithm: Option<Algorithm>,
+    /// Choose algorithms by what `pcieipc tune` has stored for this machine
+    #[arg(long, conflicts_with = "algorithm")]
+    tuned: bool,
     /// What carries the records
     #[arg(long, value_enum, default_value_t = Asked::Auto)]
     transport: Asked,
@@ -111,6 +116,12 @@ impl Bench {
         let interruption = Interruption::catch()?;
         let choice = transport::choose(self.transport, ranks, &[])?;
         eprintln!("transport: {} ({})", choice.name, choice.why);
+        let calibration = match self.tuned {
+            false => None,
+            true => Some(tune::stored(&tune::key(&Live::default(), &[])).ok_or_else(|| {
+                Failure::Use("nothing is stored for this machine; run `pcieipc tune` first, or leave --tuned away".into())
+            })?),
+        };
         let over = if choice.endpoints.is_empty() {
             Over::Shm
         } else {
@@ -124,6 +135,7 @@ impl Bench {
             op: self.op.name().into(),
             root: self.root.into(),
             algorithm: self.algorithm.map(|a| a.name().into()),
+            calibration,
             memory: self.memory,
             sizes: std::iter::successors(Some(self.min), |s| s.checked_mul(self.factor as usize))
                 .take_while(|s| *s <= self.max)

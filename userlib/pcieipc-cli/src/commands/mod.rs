@@ -13,4 +13,5 @@ pub mod reduce;
 pub mod simulate;
 pub mod snapshot;
 pub mod topo;
+pub mod tune;
 pub mod watch;

@@ -18,7 +18,7 @@ use crossterm::event::{self, Event as Key, KeyCode, KeyEventKind, KeyModifiers};
 use crate::{
     failure::Failure,
     host_source::HostSource,
-    live::{Event, Observer, describe, prometheus, screen},
+    live::{Event, Observer, describe, module_view::EndpointView, prometheus, screen},
     topo::text,
 };
 
@@ -99,7 +99,7 @@ impl Watch {
             let line = serde_json::json!({ "event": "start", "functions": functions, "hears_kernel": hears, "endpoints": observer.endpoints });
             writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| Failure::Run(e.to_string()))?;
         }
-        let mut states: Vec<(u32, String, u64)> = Vec::new();
+        let mut states = None;
         while !self.over(start, stop) {
             // Short waits, so that a signal ends the watch soon; the kernel's messages end a wait at once.
             let events = observer
@@ -108,12 +108,15 @@ impl Watch {
             for event in &events {
                 write_event(log.as_mut(), self.prometheus.is_none(), event).map_err(|e| Failure::Run(e.to_string()))?;
             }
-            let now: Vec<(u32, String, u64)> = observer.endpoints.iter().map(|e| (e.id, e.state.clone(), e.generation)).collect();
-            if let Some(out) = log.as_mut().filter(|_| now != states) {
+            let state = |e: &EndpointView| (e.id, e.state.clone(), e.generation, e.attached, e.channels, e.is_busy());
+            let now: Vec<_> = observer.endpoints.iter().map(state).collect();
+            // Rates change at every look, so endpoints that carry data have a line each time.
+            let news = observer.endpoints.iter().any(EndpointView::is_busy) || states.as_ref() != Some(&now);
+            if let Some(out) = log.as_mut().filter(|_| news) {
                 let line = serde_json::json!({ "event": "endpoints", "endpoints": observer.endpoints });
                 writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| Failure::Run(e.to_string()))?;
             }
-            states = now;
+            states = Some(now);
             self.metrics(observer)?;
         }
         Ok(())

@@ -26,6 +26,13 @@ pub struct EndpointView {
     pub dma_bytes_per_second: f64,
 }
 
+impl EndpointView {
+    /// Whether it rang or moved bytes since the look before.
+    pub fn is_busy(&self) -> bool {
+        self.doorbells_per_second > 0.0 || self.dma_bytes_per_second > 0.0
+    }
+}
+
 /// The module, asked again and again.
 pub struct ModuleView {
     live: bool,

@@ -52,8 +52,13 @@ pub fn pcieipc(directory: &Path, arguments: &[&str]) -> Command {
 
 /// Runs the command to its end.
 pub fn run(directory: &Path, arguments: &[&str]) -> Ran {
+    run_command(pcieipc(directory, arguments))
+}
+
+/// Runs a command of [`pcieipc`] to its end.
+pub fn run_command(mut command: Command) -> Ran {
     let start = Instant::now();
-    let output = pcieipc(directory, arguments).output().unwrap();
+    let output = command.output().unwrap();
     Ran {
         code: output.status.code(),
         out: String::from_utf8(output.stdout).unwrap(),

@@ -1,40 +1,51 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which algorithm a call uses: a pure function of what all ranks know, so that they agree without talking.
 
-use super::Executor;
+use super::{Executor, Options};
 use crate::{
     link::Links,
     plan::{Algorithm, Collective},
+    tune::{Choice, Tuner},
 };
 
 impl<L: Links> Executor<L> {
-    pub(super) fn choose(&self, collective: Collective, bytes: usize, registered: bool) -> Algorithm {
-        use {Algorithm as A, Collective as C};
+    pub(super) fn choose(&mut self, collective: Collective, bytes: usize, registered: bool) -> Choice {
         let small = bytes <= self.options.one_shot_up_to;
-        let default = match collective {
-            C::AllReduce => {
-                if small {
-                    A::OneShot
-                } else if registered {
-                    A::Direct
-                } else {
-                    A::TwoShot
-                }
-            }
-            C::ReduceScatter | C::AllGather | C::AllToAll => A::TwoShot,
-            C::Reduce | C::Broadcast => {
-                if small {
-                    A::Star
-                } else {
-                    A::TwoShot
-                }
-            }
-            C::SendReceive | C::Barrier => A::OneShot,
-        };
-        match self.options.algorithm {
-            Some(asked) if exists(collective, asked, registered) => asked,
-            _ => default,
+        let default = Choice { algorithm: usual(collective, small, registered), chunk: self.options.chunk };
+        if let Some(asked) = self.options.algorithm.filter(|a| exists(collective, *a, registered)) {
+            return Choice { algorithm: asked, ..default };
         }
+        // What goes straight between registered buffers is not measured.
+        let tuner = self.options.calibration.filter(|_| default.algorithm != Algorithm::Direct);
+        let Some(tuner) = tuner.map(|c| Tuner::new(self.tree.clone(), self.links.ranks(), c)) else { return default };
+        let class = tuner.class(bytes);
+        if let Some((_, choice)) = self.choices.iter().find(|(k, _)| *k == (collective, class)) {
+            return *choice;
+        }
+        // By the class alone, so that the same call has the same answer whatever was called before it.
+        let choice = tuner.choice(collective, class, self.options.usual(collective, class));
+        self.choices.push(((collective, class), choice));
+        choice
+    }
+}
+
+impl Options {
+    /// What a collective of `bytes` takes among ordinary buffers when nothing was measured and no algorithm is given.
+    pub fn usual(&self, collective: Collective, bytes: usize) -> Choice {
+        Choice { algorithm: usual(collective, bytes <= self.one_shot_up_to, false), chunk: self.chunk }
+    }
+}
+
+/// Without a calibration.
+fn usual(collective: Collective, small: bool, registered: bool) -> Algorithm {
+    use {Algorithm as A, Collective as C};
+    match (collective, small, registered) {
+        (C::AllReduce, true, _) => A::OneShot,
+        (C::AllReduce, false, true) => A::Direct,
+        (C::ReduceScatter | C::AllGather | C::AllToAll, ..) | (C::AllReduce, false, false) => A::TwoShot,
+        (C::Reduce | C::Broadcast, true, _) => A::Star,
+        (C::Reduce | C::Broadcast, false, _) => A::TwoShot,
+        (C::SendReceive | C::Barrier, ..) => A::OneShot,
     }
 }
 

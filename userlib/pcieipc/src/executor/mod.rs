@@ -13,6 +13,7 @@ use crate::{
     link::Links,
     plan::{self, Algorithm, Collective, Form, Plan, Shape, Tree},
     reduce::{Isa, Kind},
+    tune::{self, Calibration},
 };
 
 use arguments::Arguments;
@@ -33,13 +34,17 @@ pub struct Options {
     pub direct_chunk: usize,
     /// Up to so many bytes, a message goes to every rank at once ([`Algorithm::OneShot`]).
     pub one_shot_up_to: usize,
-    /// Which ranks are near each other, for [`Algorithm::Hierarchical`]; all alike if there is none.
+    /// Which ranks are near each other, for [`Algorithm::Hierarchical`]; all alike if there is none. A group that shrinks keeps
+    /// what it says of the ranks that are left.
     pub tree: Option<Tree>,
+    /// What was measured of this machine: sizes then take what [`crate::tune`] predicts to be fastest, unless `algorithm` is given.
+    /// Without it the fixed bounds above hold.
+    pub calibration: Option<Calibration>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { algorithm: None, chunk: 128 << 10, direct_chunk: 4 << 20, one_shot_up_to: 8 << 10, tree: None }
+        Self { algorithm: None, chunk: 128 << 10, direct_chunk: 4 << 20, one_shot_up_to: 8 << 10, tree: None, calibration: None }
     }
 }
 
@@ -48,6 +53,7 @@ impl Default for Options {
 struct Key {
     collective: Collective,
     algorithm: Algorithm,
+    chunk: usize,
     kind: Kind,
     count: usize,
     root: Rank,
@@ -69,6 +75,8 @@ pub struct Executor<L> {
     messages: [(u32, u32); MAX_RANKS],
     failed: bool,
     plans: Vec<(Key, Arc<Plan>)>,
+    /// What was chosen for a collective and class of sizes, with this tree.
+    choices: Vec<((Collective, usize), tune::Choice)>,
     scratch: Vec<u64>,
 }
 
@@ -90,8 +98,11 @@ impl<L: Links> Executor<L> {
             return Err(Error::Argument(format!("the tree {tree} does not hold each of {ranks} ranks once")));
         }
         let messages = [(0, 0); MAX_RANKS];
-        let (isa, plans, scratch) = (Isa::detect(), Vec::new(), Vec::new());
-        Ok(Self { links, options, tree, isa, epoch: 0, messages, failed: false, plans, scratch })
+        if let Some(calibration) = options.calibration.filter(|c| !c.is_plausible()) {
+            return Err(Error::Argument(format!("{calibration:?} is no machine's; measure again with `pcieipc tune --again`")));
+        }
+        let (isa, plans, choices, scratch) = (Isa::detect(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { links, options, tree, isa, epoch: 0, messages, failed: false, plans, choices, scratch })
     }
 
     /// Plans from now on for ranks that are near each other as the tree says; all alike if there is none. All ranks call it with the same tree
@@ -108,6 +119,7 @@ impl<L: Links> Executor<L> {
         if tree != self.tree {
             self.tree = tree;
             self.plans.clear();
+            self.choices.clear();
         }
         Ok(())
     }
@@ -167,8 +179,8 @@ impl<L: Links> Executor<L> {
 
     fn plan(&mut self, arguments: &Arguments) -> Result<Arc<Plan>> {
         let Arguments { collective, kind, count, root, peer, .. } = *arguments;
-        let algorithm = self.choose(collective, count * kind.size(), arguments.place != 0);
-        let key = Key { collective, algorithm, kind, count, root, peer };
+        let tune::Choice { algorithm, chunk } = self.choose(collective, count.saturating_mul(kind.size()), arguments.place != 0);
+        let key = Key { collective, algorithm, chunk, kind, count, root, peer };
         if let Some(at) = self.plans.iter().rposition(|(k, _)| *k == key) {
             return Ok(self.plans[at].1.clone());
         }
@@ -186,8 +198,7 @@ impl<L: Links> Executor<L> {
         // Partial results are the longest form, so a chunk of them must fit into a record too.
         let size = key.kind.size_as(Form::Partial);
         let direct = key.algorithm == Algorithm::Direct;
-        let mut bytes =
-            if direct { self.options.direct_chunk.max(64) } else { self.options.chunk.clamp(64, self.links.max_record()) };
+        let mut bytes = if direct { self.options.direct_chunk.max(64) } else { key.chunk.clamp(64, self.links.max_record()) };
         loop {
             let (ranks, align) = (self.ranks(), 64 / key.kind.size());
             bytes = bytes / 64 * 64;

@@ -42,7 +42,9 @@ use crate::{
     executor::{Executor, MAX_RANKS, Options as ExecutorOptions},
     link::Links,
     reduce::{Element, Kind, Op},
+    topology::{Address, Live},
     transport::{Counters, RankLinks, Wire, shm},
+    tune,
 };
 
 use directory::Directory;
@@ -156,6 +158,13 @@ impl GroupOptions {
             executor: ExecutorOptions::default(),
             configuration: Vec::new(),
         }
+    }
+
+    /// With the calibration that `pcieipc tune` has stored for this machine and these endpoints (none over shared memory), if
+    /// there is one. All ranks must find the same one; they compare it when they meet.
+    pub fn tuned(mut self, endpoints: &[Address]) -> Self {
+        self.executor.calibration = tune::stored(&tune::key(&Live::default(), endpoints));
+        self
     }
 
     /// Everything that ranks must agree on.

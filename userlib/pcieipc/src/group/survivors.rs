@@ -57,7 +57,10 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
         match join::join(&group.mesh, &members, turn, transport, by)? {
             Joined::Links(links) => {
                 // The old links are dropped here; those left out read there that the group went on.
-                group.executor = Executor::new(links, group.options.executor.clone())?;
+                let mut options = group.options.executor.clone();
+                // The tree that was asked for is of the ranks of the meeting.
+                options.tree = options.tree.map(|tree| tree.among(&members));
+                group.executor = Executor::new(links, options)?;
                 // The new executor's plans know nothing of the tree yet.
                 group.near.iter_mut().for_each(super::near::Near::forget);
                 for (old, contact) in group.mesh.contacts.iter_mut().enumerate() {

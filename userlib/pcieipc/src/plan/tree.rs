@@ -56,6 +56,28 @@ impl Tree {
         full(self) && all.into_iter().eq(0..ranks)
     }
 
+    /// The tree of some of its ranks: `members[i]` becomes rank `i`, the others and parts without any are left out.
+    ///
+    /// ```
+    /// # use pcieipc::plan::Tree;
+    /// assert_eq!(Tree::groups(&[2, 2]).among(&[0, 2, 3]).to_string(), "(0 (1 2))");
+    /// ```
+    pub fn among(&self, members: &[Rank]) -> Self {
+        fn kept(tree: &Tree, members: &[Rank]) -> Option<Tree> {
+            match tree {
+                Tree::Leaf(rank) => members.iter().position(|m| m == rank).map(Tree::Leaf),
+                Tree::Part(parts) => {
+                    let mut below: Vec<Tree> = parts.iter().filter_map(|p| kept(p, members)).collect();
+                    if below.len() > 1 { Some(Tree::Part(below)) } else { below.pop() }
+                }
+            }
+        }
+        match kept(self, members) {
+            Some(part @ Self::Part(_)) => part,
+            leaf => Self::Part(leaf.into_iter().collect()),
+        }
+    }
+
     /// Levels of parts above the deepest rank.
     pub fn height(&self) -> usize {
         match self {

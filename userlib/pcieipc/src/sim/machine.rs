@@ -79,6 +79,22 @@ struct Part {
     through_gbps: Option<f64>,
 }
 
+/// Ranks that are processes on processors, by rates that are the same for all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Processes {
+    /// Microseconds of a step besides its bytes.
+    pub step_us: f64,
+    /// Microseconds of one way through a part of the tree.
+    pub hop_us: f64,
+    /// GB/s that a rank loads, and that it stores.
+    pub gbps: f64,
+    /// Processors that the ranks share.
+    pub processors: usize,
+}
+
+/// Memory, not links, limits processes.
+const UNLIMITED_GBPS: f64 = 1000.0;
+
 /// A machine, ready to run plans.
 #[derive(Debug, Clone)]
 pub struct Machine {
@@ -150,6 +166,40 @@ impl Machine {
         })
     }
 
+    /// Processes that are near each other as the tree says.
+    ///
+    /// # Errors
+    /// For a tree that does not cover its ranks, or is too deep, and for rates that are none.
+    pub fn of_processes(tree: &Tree, rates: Processes) -> Result<Self, MachineError> {
+        let mut parts = BTreeMap::new();
+        // In this order the file's ranks are numbered.
+        let mut order = Vec::new();
+        let top = describe(tree, rates, &mut parts, &mut order);
+        if !tree.covers(order.len()) {
+            return Err(MachineError(format!("the tree {tree} does not hold each of {} ranks once", order.len())));
+        }
+        let mut machine = Self::new(File {
+            description: format!("Processes on {} processors, {tree}", rates.processors),
+            parts,
+            top,
+            chunk: chunk(),
+            step_us: rates.step_us,
+            load_gbps: rates.gbps,
+            store_gbps: rates.gbps,
+            engines: false,
+            processors: Some(rates.processors),
+        })?;
+        let mut routes = vec![vec![Vec::new(); order.len()]; order.len()];
+        for (from, row) in machine.routes.into_iter().enumerate() {
+            for (to, route) in row.into_iter().enumerate() {
+                routes[order[from]][order[to]] = route;
+            }
+        }
+        machine.routes = routes;
+        machine.tree = tree.clone();
+        Ok(machine)
+    }
+
     /// The same machine with another number of ranks in each part that has ranks: for parts of processes, not of cards.
     pub fn with_ranks(&self, ranks: usize) -> Self {
         let mut file = self.file.clone();
@@ -191,6 +241,24 @@ impl Machine {
     pub fn name_of(&self, link: usize) -> String {
         self.links[link].0.clone()
     }
+}
+
+/// Adds the part that a tree is, and gives its name.
+fn describe(tree: &Tree, rates: Processes, parts: &mut BTreeMap<String, Part>, order: &mut Vec<Rank>) -> String {
+    let name = format!("part {}", parts.len());
+    let part = |parts, ranks| Part { parts, ranks, down_gbps: UNLIMITED_GBPS, down_us: rates.hop_us, through_gbps: None };
+    // Takes the name; what is below gets others.
+    parts.insert(name.clone(), part(Vec::new(), 0));
+    let children = match tree {
+        Tree::Leaf(_) => std::slice::from_ref(tree),
+        Tree::Part(children) => children,
+    };
+    let inner = children.iter().filter(|c| matches!(c, Tree::Part(_)));
+    let below: Vec<String> = inner.map(|c| describe(c, rates, parts, order)).collect();
+    let before = order.len();
+    order.extend(children.iter().filter_map(|c| if let Tree::Leaf(rank) = c { Some(*rank) } else { None }));
+    parts.insert(name.clone(), part(below, order.len() - before));
+    name
 }
 
 /// A level on a rank's way to the top.

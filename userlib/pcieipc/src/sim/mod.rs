@@ -8,7 +8,7 @@
 
 mod machine;
 
-pub use machine::{BUILT_IN, Machine, MachineError, built_in};
+pub use machine::{BUILT_IN, Machine, MachineError, Processes, built_in};
 
 use std::collections::{HashMap, VecDeque};
 

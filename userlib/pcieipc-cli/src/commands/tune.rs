@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `pcieipc tune`: measure this machine once, and say which size takes which algorithm and why.
+
+use pcieipc::{
+    executor,
+    plan::{Collective, Tree},
+    topology::{Address, Live, Topology},
+    tune::{self, Calibration, Choice, Explanation, Tuner},
+};
+
+use crate::{commands::bench::bytes, failure::Failure, supervisor::meeting_directory};
+
+/// Measure this machine (a few seconds, once) and say which size takes which algorithm
+#[derive(Debug, clap::Args)]
+pub struct Tune {
+    /// For how many ranks the choices are listed (1 to 16)
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    ranks: u8,
+    /// PCI address of each rank's endpoint: the calibration is filed under their place in the tree
+    #[arg(long, value_name = "ADDRESS,...", value_delimiter = ',')]
+    endpoints: Vec<Address>,
+    /// all-reduce, reduce or broadcast
+    #[arg(long, default_value_t = Collective::AllReduce)]
+    collective: Collective,
+    /// Smallest size
+    #[arg(long, value_name = "SIZE", default_value = "64", value_parser = bytes)]
+    min: usize,
+    /// Largest size
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = bytes)]
+    max: usize,
+    /// Measure anew even if this machine was measured before
+    #[arg(long)]
+    again: bool,
+    /// Also say what each candidate is predicted to take
+    #[arg(long)]
+    explain: bool,
+    /// One JSON object on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Tune {
+    pub fn run(self) -> Result<(), Failure> {
+        let ranks = if self.endpoints.is_empty() { usize::from(self.ranks) } else { self.endpoints.len() };
+        let collectives = [Collective::AllReduce, Collective::Reduce, Collective::Broadcast];
+        if !collectives.contains(&self.collective) {
+            return Err(Failure::Use(format!("{} has one plan in rank order; there is nothing to choose", self.collective)));
+        }
+        if ranks > executor::MAX_RANKS {
+            return Err(Failure::Use(format!("{ranks} endpoints: a group has 1 to {} ranks", executor::MAX_RANKS)));
+        }
+        let tree = if self.endpoints.is_empty() {
+            Tree::flat(ranks)
+        } else {
+            let topology = Topology::read(&Live::default());
+            topology.rank_tree(&self.endpoints).ok_or_else(|| {
+                let lost = self.endpoints.iter().find(|a| topology.position(**a).is_none());
+                Failure::Use(format!(
+                    "there is no function {}; see `pcieipc topo`",
+                    lost.map_or(String::new(), Address::to_string)
+                ))
+            })?
+        };
+        let key = tune::key(&Live::default(), &self.endpoints);
+        let before = if self.again { None } else { tune::stored(&key) };
+        let calibration = match before {
+            Some(found) => found,
+            None => {
+                // Ranks meet below it, so that what is deleted is theirs alone.
+                let meeting = meeting_directory()?;
+                let found = Calibration::measure(&meeting.path().join("tune"))?;
+                tune::store(&key, &found)?;
+                found
+            }
+        };
+        let tuner = Tuner::new(tree.clone(), ranks, calibration);
+        let sizes = std::iter::successors(Some(self.min.max(1)), |s| s.checked_mul(2)).take_while(|s| *s <= self.max);
+        let options = executor::Options::default();
+        let explain = |size| {
+            let class = tuner.class(size);
+            tuner.explain(self.collective, class, options.usual(self.collective, class))
+        };
+        let rows: Vec<(usize, Explanation)> = sizes.map(|size| (size, explain(size))).collect();
+        if self.json {
+            println!("{}", self.report(&tree, &key, calibration, before.is_some(), &rows));
+            return Ok(());
+        }
+        let Calibration { step_ns, hop_ns, processors, megabytes } = calibration;
+        let rates = tune::CHUNKS.iter().zip(megabytes).map(|(c, m)| format!("{} with {} KiB", gbps(m), c >> 10));
+        println!("# {} among {ranks} ranks, tree {tree}", self.collective);
+        println!(
+            "# {}: a step {step_ns} ns, a hop {hop_ns} ns, {processors} processors; GB/s of records: {}",
+            if before.is_some() { "measured earlier (--again measures anew)" } else { "measured now" },
+            rates.collect::<Vec<_>>().join(", ")
+        );
+        println!("#{:>11}  {:<24}why", "size (B)", "takes");
+        for (size, row) in &rows {
+            println!("{size:>12}  {:<24}{}", name(row.choice), why(row));
+            if self.explain {
+                row.candidates.iter().for_each(|(c, us)| println!("{:>12}    {us:>12.2} us  {}", "", name(*c)));
+            }
+        }
+        Ok(())
+    }
+
+    fn report(
+        &self,
+        tree: &Tree,
+        key: &str,
+        calibration: Calibration,
+        earlier: bool,
+        rows: &[(usize, Explanation)],
+    ) -> serde_json::Value {
+        let choice = |c: Choice| serde_json::json!({ "algorithm": c.algorithm.name(), "chunk": c.chunk });
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(size, row)| {
+                let candidates: Vec<_> = row
+                    .candidates
+                    .iter()
+                    .map(|(c, us)| serde_json::json!({ "algorithm": c.algorithm.name(), "chunk": c.chunk, "us": us }))
+                    .collect();
+                serde_json::json!({
+                    "bytes": size, "choice": choice(row.choice), "default": choice(row.default), "why": why(row), "candidates": candidates,
+                })
+            })
+            .collect();
+        serde_json::json!({
+            "ok": true, "collective": self.collective.name(), "tree": tree.to_string(), "key": key, "measured_earlier": earlier,
+            "calibration": calibration, "rows": rows,
+        })
+    }
+}
+
+fn gbps(megabytes: u32) -> String {
+    format!("{:.1}", f64::from(megabytes) / 1e3)
+}
+
+fn name(choice: Choice) -> String {
+    format!("{}, {} KiB", choice.algorithm, choice.chunk >> 10)
+}
+
+/// In words.
+fn why(row: &Explanation) -> String {
+    let us = |choice| row.candidates.iter().find(|(c, _)| *c == choice).map(|(_, us)| *us);
+    match (us(row.choice), us(row.default)) {
+        (Some(_), Some(usual)) if row.choice == row.default => {
+            format!("the default; nothing is predicted to be 5 % faster than its {usual:.1} us")
+        }
+        (Some(chosen), Some(usual)) => format!("{chosen:.1} us predicted; the default, {}, takes {usual:.1}", name(row.default)),
+        _ => "the default; it can not be predicted".into(),
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Calibrations of this machine, one small file each below `$XDG_CACHE_HOME/pcieipc`.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{ErrorKind, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{CHUNKS, Calibration};
+use crate::{
+    error::{Error, Result},
+    sys::failed,
+    topology::{Address, Host, Source, Topology},
+};
+
+/// No calibration is longer.
+const LONGEST: u64 = 64 << 10;
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    key: String,
+    calibration: Calibration,
+}
+
+/// What a calibration is filed under: processors, memory nodes, the version of the library, and the tree's key for these endpoints
+/// ([`Topology::machine_key`]; ids, links, nodes).
+pub fn key(source: &dyn Source, endpoints: &[Address]) -> String {
+    let host = Host::read(source);
+    let nodes = source.text("sys/devices/system/node/online").unwrap_or_default();
+    // Without endpoints the tree takes no part.
+    let tree = if endpoints.is_empty() { "none".into() } else { Topology::read(source).machine_key(endpoints) };
+    format!(
+        "pcieipc {};chunks {CHUNKS:?};{} {:?};{} processors;nodes {nodes};{tree}",
+        env!("CARGO_PKG_VERSION"),
+        host.cpu_vendor,
+        host.cpu_model,
+        super::measure::processors(),
+    )
+}
+
+/// The calibration that is stored for a key; `None` when there is none, or the file is not one.
+pub fn stored(key: &str) -> Option<Calibration> {
+    stored_in(&directory().ok()?, key)
+}
+
+/// Stores a calibration for a key and gives the file. Whoever reads meanwhile finds the old one or the new one.
+///
+/// # Errors
+/// `Argument` without a home directory; `System`.
+pub fn store(key: &str, calibration: &Calibration) -> Result<PathBuf> {
+    store_in(&directory()?, key, calibration)
+}
+
+pub(super) fn stored_in(directory: &Path, key: &str) -> Option<Calibration> {
+    let mut bytes = Vec::new();
+    // Not a pipe that somebody left there: that would be waited for.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(directory.join(name(key))).ok()?;
+    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    let found: Stored = serde_json::from_slice(&bytes).ok()?;
+    (found.key == key && found.calibration.is_plausible()).then_some(found.calibration)
+}
+
+pub(super) fn store_in(directory: &Path, key: &str, calibration: &Calibration) -> Result<PathBuf> {
+    let hint = || format!("give a directory that you can write to in XDG_CACHE_HOME, instead of {}", directory.display());
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed("mkdir", hint()))?;
+    let path = directory.join(name(key));
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let text = serde_json::to_vec_pretty(&Stored { key: key.to_owned(), calibration: *calibration })
+        .map_err(|e| failed("write", hint())(e.into()))?;
+    match fs::remove_file(&partial) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("unlink", hint())(error)),
+        _ => {}
+    }
+    let write = || {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&partial)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&partial, &path)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&partial);
+        failed("write", hint())(error)
+    })?;
+    Ok(path)
+}
+
+/// A short name; the whole key is in the file.
+fn name(key: &str) -> String {
+    // FNV-1a, which stays the same from version to version.
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    format!("calibration-{hash:016x}.json")
+}
+
+fn directory() -> Result<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    let base = base.ok_or_else(|| Error::Argument("no place for the calibration: set HOME or XDG_CACHE_HOME".into()))?;
+    Ok(base.join("pcieipc"))
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which algorithm and chunk a collective takes, by what the simulator says of this machine.
+//!
+//! [`Calibration::measure`] takes a second or two and gives a few whole numbers; [`store`] keeps them for this machine. From them, the tree of
+//! ranks and the size of a message, [`Tuner::choice`] is a pure function, so all ranks that hold the same numbers choose
+//! the same. Ranks compare the numbers when they meet. Only plans that add in rank order are candidates: a choice never changes bits.
+//!
+//! ```no_run
+//! use pcieipc::group::{Group, GroupOptions};
+//!
+//! # fn main() -> pcieipc::Result<()> {
+//! // What `pcieipc tune` has stored for this machine, if anything.
+//! let group = Group::meet(GroupOptions::new(0, 2, "/run/user/1000/my-group").tuned(&[]))?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod cache;
+mod measure;
+
+pub use cache::{key, store, stored};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    plan::{self, Algorithm, Collective, Plan, Shape, Tree},
+    sim::{self, Machine, Processes},
+};
+
+/// Payloads of a record, in bytes, among which the tuner chooses.
+pub const CHUNKS: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
+
+/// A candidate must be faster than the default by so many percent of the default's time.
+const MARGIN: f64 = 0.05;
+
+/// Windows of the longest chunk beyond which larger messages behave alike.
+const WINDOWS: usize = 8;
+
+/// The windows into which a message is cut at most on the model, so that a choice takes milliseconds; those of the shortest chunk at the largest size.
+const MOST_WINDOWS: usize = WINDOWS * CHUNKS[CHUNKS.len() - 1] / CHUNKS[0];
+
+/// What a machine's processors and memory do for a group. Whole numbers, so that they are the same wherever they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// Nanoseconds of a step besides its bytes.
+    pub step_ns: u32,
+    /// Nanoseconds that a record takes to a rank that is nearest.
+    pub hop_ns: u32,
+    /// Processors that ranks share.
+    pub processors: u32,
+    /// Megabytes (10⁶) a second that a rank loads or stores with records of [`CHUNKS`] bytes.
+    pub megabytes: [u32; 3],
+}
+
+impl Calibration {
+    /// Whether the numbers can be those of a machine.
+    pub fn is_plausible(&self) -> bool {
+        (1..=100_000_000).contains(&self.step_ns)
+            && self.hop_ns <= 100_000_000
+            && (1..=65_536).contains(&self.processors)
+            && self.megabytes.iter().all(|m| (1..=10_000_000).contains(m))
+    }
+
+    fn processes(&self, chunk: usize) -> Processes {
+        Processes {
+            step_us: f64::from(self.step_ns) / 1e3,
+            hop_us: f64::from(self.hop_ns) / 1e3,
+            gbps: f64::from(self.megabytes[chunk]) / 1e3,
+            processors: self.processors as usize,
+        }
+    }
+}
+
+/// What a collective takes at a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// How.
+    pub algorithm: Algorithm,
+    /// Payload of one record, in bytes.
+    pub chunk: usize,
+}
+
+/// A choice and what spoke for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// What is taken.
+    pub choice: Choice,
+    /// What would be taken without a calibration.
+    pub default: Choice,
+    /// Each candidate with its predicted microseconds, in the order in which ties are broken; the default is the first.
+    pub candidates: Vec<(Choice, f64)>,
+}
+
+/// Chooses for one group.
+#[derive(Debug, Clone)]
+pub struct Tuner {
+    tree: Tree,
+    ranks: usize,
+    calibration: Calibration,
+}
+
+impl Tuner {
+    /// For ranks that are near each other as the tree says; it must cover `ranks`.
+    pub fn new(tree: Tree, ranks: usize, calibration: Calibration) -> Self {
+        Self { tree, ranks, calibration }
+    }
+
+    /// The size that stands for all that choose alike: the next power of two, up to where larger ones behave alike.
+    pub fn class(&self, bytes: usize) -> usize {
+        let most = (self.ranks.max(1) * WINDOWS * CHUNKS[CHUNKS.len() - 1]).next_power_of_two();
+        if bytes >= most { most } else { bytes.next_power_of_two().max(64) }
+    }
+
+    /// What a message of `bytes` takes: the default unless another is predicted to be clearly faster. Collectives with one plan in
+    /// rank order keep it, and the default chunk.
+    pub fn choice(&self, collective: Collective, bytes: usize, default: Choice) -> Choice {
+        self.explain(collective, bytes, default).choice
+    }
+
+    /// [`Self::choice`] with its reasons.
+    pub fn explain(&self, collective: Collective, bytes: usize, default: Choice) -> Explanation {
+        let class = self.class(bytes);
+        let algorithms: &[Algorithm] = match collective {
+            Collective::AllReduce => &[Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Star],
+            Collective::Reduce | Collective::Broadcast => &[Algorithm::Star, Algorithm::TwoShot],
+            _ => &[],
+        };
+        let mut candidates = Vec::new();
+        let all = algorithms.iter().flat_map(|&algorithm| CHUNKS.map(|chunk| Choice { algorithm, chunk }));
+        for choice in std::iter::once(default).chain(all.filter(|c| *c != default)) {
+            // Records are no longer than the message, so a larger chunk would be the same plan.
+            let needed = CHUNKS.iter().copied().find(|c| *c >= class).unwrap_or(usize::MAX);
+            if choice != default && choice.chunk > needed {
+                continue;
+            }
+            if let Some(us) = self.predict(collective, choice, class) {
+                candidates.push((choice, us));
+            }
+        }
+        let mut best = candidates.first().copied().filter(|(c, _)| *c == default);
+        if let Some((_, usual)) = best {
+            for &(choice, us) in &candidates {
+                if us < usual * (1.0 - MARGIN) && best.is_none_or(|(_, least)| us < least) {
+                    best = Some((choice, us));
+                }
+            }
+        }
+        Explanation { choice: best.map_or(default, |(c, _)| c), default, candidates }
+    }
+
+    /// Microseconds of a collective on the model, or `None` where there is no such plan.
+    fn predict(&self, collective: Collective, choice: Choice, bytes: usize) -> Option<f64> {
+        const ELEMENT: usize = 4;
+        // A chunk that was not measured counts as the next longer one.
+        let at = CHUNKS.iter().position(|c| *c >= choice.chunk).unwrap_or(CHUNKS.len() - 1);
+        let machine = Machine::of_processes(&self.tree, self.calibration.processes(at)).ok()?;
+        Some(time(&machine, &self.tree, self.ranks, (collective, choice), bytes / ELEMENT, ELEMENT)?)
+    }
+}
+
+/// Runs the plans of a choice on a machine.
+fn time(
+    machine: &Machine,
+    tree: &Tree,
+    ranks: usize,
+    (collective, choice): (Collective, Choice),
+    count: usize,
+    element: usize,
+) -> Option<f64> {
+    let whole = matches!(choice.algorithm, Algorithm::OneShot | Algorithm::Star);
+    let shard = if whole { count } else { count.div_ceil(ranks.max(1)) };
+    let chunk = (choice.chunk / element).max(shard.div_ceil(MOST_WINDOWS));
+    let shape = Shape { align: 64 / element, ..Shape::new(ranks, count, chunk) };
+    let plans: Option<Vec<Plan>> = (0..ranks).map(|rank| plan::build(collective, choice.algorithm, shape, rank, tree)).collect();
+    Some(sim::run(machine, &plans?, element).us)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use super::*;
+
+const USUAL: Calibration = Calibration { step_ns: 100, hop_ns: 150, processors: 16, megabytes: [20_000, 22_000, 18_000] };
+
+fn default(bytes: usize) -> Choice {
+    Choice { algorithm: if bytes <= 8 << 10 { Algorithm::OneShot } else { Algorithm::TwoShot }, chunk: 128 << 10 }
+}
+
+fn choose(tree: &Tree, calibration: Calibration, bytes: usize) -> Choice {
+    Tuner::new(tree.clone(), tree.ranks().len(), calibration).choice(Collective::AllReduce, bytes, default(bytes))
+}
+
+#[test]
+fn the_slower_a_step_is_the_longer_messages_go_in_one() {
+    let tree = Tree::flat(4);
+    let last = |calibration| {
+        (3..24).map(|p| 1usize << p).filter(|b| choose(&tree, calibration, *b).algorithm == Algorithm::OneShot).max()
+    };
+    let slow = Calibration { step_ns: 5_000, hop_ns: 5_000, ..USUAL };
+    let fast = Calibration { step_ns: 10, hop_ns: 10, ..USUAL };
+    assert!(last(slow) > last(fast), "{:?} {:?}", last(slow), last(fast));
+    assert_eq!(choose(&tree, USUAL, 256 << 20).algorithm, Algorithm::TwoShot);
+}
+
+#[test]
+fn a_chunk_that_was_measured_to_be_much_faster_is_taken_for_long_messages() {
+    let tree = Tree::flat(2);
+    for (at, chunk) in CHUNKS.into_iter().enumerate() {
+        let mut calibration = Calibration { megabytes: [5_000; 3], ..USUAL };
+        calibration.megabytes[at] = 50_000;
+        assert_eq!(choose(&tree, calibration, 64 << 20), Choice { algorithm: Algorithm::TwoShot, chunk });
+    }
+}
+
+#[test]
+fn only_plans_in_rank_order_are_chosen_and_all_arguments_have_an_answer() {
+    let trees = [Tree::flat(1), Tree::flat(2), Tree::groups(&[2, 2]), Tree::groups(&[4, 4])];
+    let odd = Calibration { step_ns: 1, hop_ns: 100_000_000, processors: 1, megabytes: [1, 10_000_000, 1] };
+    for tree in trees {
+        for calibration in [USUAL, odd] {
+            for bytes in [0, 1, 100_000, usize::MAX] {
+                let tuner = Tuner::new(tree.clone(), tree.ranks().len(), calibration);
+                for collective in Collective::ALL {
+                    let choice = tuner.choice(collective, bytes, default(bytes));
+                    assert!(choice.algorithm.adds_in_rank_order(), "{collective} {tree} {choice:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_ranks_choose_whatever_chunk_they_were_given() {
+    let tuner = Tuner::new(Tree::flat(16), 16, USUAL);
+    let usual = Choice { algorithm: Algorithm::OneShot, chunk: 64 };
+    let choice = tuner.choice(Collective::AllReduce, usize::MAX, usual);
+    assert_eq!(choice.algorithm, Algorithm::TwoShot, "{choice:?}");
+}
+
+#[test]
+fn the_order_of_ranks_in_the_tree_is_that_of_the_model() {
+    // Ranks 0 and 2 are near each other: a route between them passes one part, one to rank 1 passes three.
+    let tree: Tree = "((0 2) (1 3))".parse().unwrap();
+    let machine = Machine::of_processes(&tree, USUAL.processes(0)).unwrap();
+    assert_eq!(machine.tree(), tree);
+    assert!(machine.route(0, 2).len() < machine.route(0, 1).len());
+    // Parts and ranks side by side, in any order.
+    let tree: Tree = "(3 (0 2) 1)".parse().unwrap();
+    let machine = Machine::of_processes(&tree, USUAL.processes(0)).unwrap();
+    assert!(machine.route(0, 2).len() < machine.route(0, 3).len());
+    assert_eq!(machine.route(3, 1).len(), 2);
+}
+
+#[test]
+fn a_stored_calibration_is_found_by_its_key_alone_and_garbage_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("a/b");
+    assert_eq!(cache::stored_in(&below, "key"), None);
+    let file = cache::store_in(&below, "key", &USUAL).unwrap();
+    assert_eq!(cache::stored_in(&below, "key"), Some(USUAL));
+    assert_eq!(cache::stored_in(&below, "another key"), None);
+    let other = Calibration { step_ns: 7, ..USUAL };
+    cache::store_in(&below, "key", &other).unwrap();
+    assert_eq!(cache::stored_in(&below, "key"), Some(other));
+    assert_eq!(std::fs::read_dir(&below).unwrap().count(), 1, "nothing partial is left");
+    let good = std::fs::read_to_string(&file).unwrap();
+    for bad in [
+        "",
+        "{",
+        "null",
+        "\u{0}\u{1}",
+        &good[..good.len() / 2],
+        &good.replace("\"key\": \"key\"", "\"key\": \"x\""),
+        &good.replace(": 7", ": 0"),
+    ] {
+        std::fs::write(&file, bad).unwrap();
+        assert_eq!(cache::stored_in(&below, "key"), None, "{bad}");
+    }
+    std::fs::write(&file, vec![b'['; 1 << 20]).unwrap();
+    assert_eq!(cache::stored_in(&below, "key"), None);
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    assert_eq!(cache::stored_in(&below, "key"), None);
+}
+
+#[test]
+fn two_times_give_the_step_and_the_hop_behind_them() {
+    let (step, hop) = measure::solve([(2.0, 1.0), (3.0, 2.0)], [2.0 * 0.3 + 0.2, 3.0 * 0.3 + 2.0 * 0.2]);
+    assert!((step - 0.3).abs() < 1e-9 && (hop - 0.2).abs() < 1e-9, "{step} {hop}");
+    // Noise: the longer plan was faster.
+    assert_eq!(measure::solve([(2.0, 1.0), (3.0, 2.0)], [10.0, 1.0]), (5.0, 0.0));
+}
+
+#[test]
+fn this_machine_is_measured_in_bounded_time_and_the_numbers_are_plausible() {
+    let directory = tempfile::tempdir().unwrap();
+    let meeting = directory.path().join("meeting");
+    let found = Calibration::measure(&meeting).unwrap();
+    assert!(found.is_plausible(), "{found:?}");
+    assert!(!meeting.exists());
+}
