@@ -3,7 +3,7 @@
 //! PCI error recovery and resets: LIVE → RECOVERING → LIVE in a new generation, or DEAD.
 //!
 //! `pci::Driver` has no place for `pci_error_handlers`, so the adapter here sets them and leaves the rest to
-//! `pci::Adapter`. All callbacks run under the device lock; unbind may fall between two of them.
+//! `pci::Adapter`. All callbacks but that for correctable errors run under the device lock; unbind may fall between two of them.
 
 use crate::{
     driver::{Bound, Driver},
@@ -208,12 +208,11 @@ extern "C" fn reset_done(pdev: *mut bindings::pci_dev) {
 }
 
 extern "C" fn correctable(pdev: *mut bindings::pci_dev) {
-    // SAFETY: A callback of the PCI core.
-    unsafe {
-        with_endpoint(pdev, (), |endpoint| {
-            endpoint.counters.correctable.add(1, Relaxed);
-            endpoint.report_correctable();
-        })
+    // The PCI core holds no device lock here, so unbind may run at the same time and free the driver's data. The registry's
+    // reference outlives that.
+    if let Some(endpoint) = registry::find_device(pdev) {
+        endpoint.counters.correctable.add(1, Relaxed);
+        endpoint.report_correctable();
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     uapi::kind,
 };
 use kernel::{
-    pci,
+    bindings, pci,
     prelude::*,
     sync::{
         aref::ARef,
@@ -123,6 +123,12 @@ pub(crate) fn remove(endpoint: &Endpoint) {
 pub(crate) fn find(id: u32) -> Option<Arc<Endpoint>> {
     let registry = REGISTRY.lock();
     registry.endpoints.iter().find(|endpoint| endpoint.id == id).cloned()
+}
+
+/// The endpoint that a device is bound as.
+pub(crate) fn find_device(pdev: *mut bindings::pci_dev) -> Option<Arc<Endpoint>> {
+    let registry = REGISTRY.lock();
+    registry.endpoints.iter().find(|endpoint| core::ptr::eq(endpoint.pci(), pdev)).cloned()
 }
 
 /// The bridge above a past endpoint, where a scan may find it again.
