@@ -63,7 +63,7 @@ mod window;
 use kernel::prelude::*;
 
 /// The loaded module; dropped in this order.
-#[pin_data(PinnedDrop)]
+#[pin_data]
 struct Pcieipc {
     #[pin]
     _node: node::Node,
@@ -76,6 +76,8 @@ struct Pcieipc {
     _nodes: endpoint_node::Nodes,
     _queue: queue::WorkQueue,
     _inode: mapping_inode::MappingInode,
+    _registry: registry::Contents,
+    _enabled: profile_config::Contents,
 }
 
 impl kernel::InPlaceModule for Pcieipc {
@@ -86,6 +88,8 @@ impl kernel::InPlaceModule for Pcieipc {
             profile_config::init();
         }
         try_pin_init!(Self {
+            _enabled: profile_config::Contents,
+            _registry: registry::Contents,
             _inode: mapping_inode::MappingInode::new()?,
             _queue: queue::WorkQueue::new()?,
             _nodes: endpoint_node::Nodes::new()?,
@@ -94,13 +98,6 @@ impl kernel::InPlaceModule for Pcieipc {
             _state <- state::StateFile::new(),
             _node <- node::Node::new(),
         })
-    }
-}
-
-#[pinned_drop]
-impl PinnedDrop for Pcieipc {
-    fn drop(self: Pin<&mut Self>) {
-        registry::clear();
     }
 }
 

@@ -40,6 +40,16 @@ pub(crate) unsafe fn init() {
     unsafe { ENABLED.init() };
 }
 
+/// What the list holds; dropping this frees it, because a static is never dropped.
+pub(crate) struct Contents;
+
+impl Drop for Contents {
+    fn drop(&mut self) {
+        let old = core::mem::replace(&mut *ENABLED.lock(), KVec::new());
+        drop(old);
+    }
+}
+
 /// The enabled profile of a device.
 pub(crate) fn find(vendor: u16, device: u16) -> Option<Profile> {
     let enabled = ENABLED.lock();

@@ -60,10 +60,16 @@ pub(crate) unsafe fn init() {
     unsafe { REGISTRY.init() };
 }
 
-/// Forgets all; called last, when no endpoint and no session exists.
-pub(crate) fn clear() {
-    let mut registry = REGISTRY.lock();
-    registry.past.clear();
+/// What the registry holds. A static is never dropped, so dropping this frees it: last of all, when no endpoint and no session
+/// exists any more and none can be remembered.
+pub(crate) struct Contents;
+
+impl Drop for Contents {
+    fn drop(&mut self) {
+        let empty = Registry { endpoints: KVec::new(), past: KVec::new(), queues: KVec::new() };
+        let old = core::mem::replace(&mut *REGISTRY.lock(), empty);
+        drop(old);
+    }
 }
 
 /// A new endpoint id.
