@@ -276,11 +276,12 @@ impl Endpoint {
 
     /// Takes the endpoint back from its session.
     pub(crate) fn release(&self) {
-        let queue = self.hardware.lock().release();
-        drop(queue);
+        // First, because once the endpoint is free the next session may set its own at once.
         for vector in self.vectors.iter() {
             vector.clear();
         }
+        let queue = self.hardware.lock().release();
+        drop(queue);
     }
 
     /// Rings doorbell `vector`. The store is posted: it is on its way when this returns.
