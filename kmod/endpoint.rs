@@ -240,17 +240,22 @@ impl Endpoint {
         self.finished.complete();
     }
 
-    /// Every read gave all-ones and the configuration space is gone too: the device is lost, though nobody unbound it.
-    pub(crate) fn lost(&self) {
-        let mut hardware = self.hardware.lock();
-        let now = self.status.state();
-        if now == state::GONE || !hardware.is_bound() {
-            return;
+    /// Whether the device may be touched and is there. One that is LIVE and does not answer is lost, though nobody unbound it.
+    /// A device that is being reset does not answer either, but it is not LIVE: the state changes under the same lock first.
+    pub(crate) fn is_present(&self, hardware: &mut Hardware) -> bool {
+        if self.status.state() != state::LIVE || !hardware.is_bound() {
+            return false;
+        }
+        if self.answers() {
+            return true;
         }
         dev_warn!(self.pdev, "no longer answers; treated as removed\n");
         self.tell(kind::ERROR, [3, 0, 0, 0]);
         let generation = self.status.generation();
-        self.change(&mut hardware, state::GONE, generation);
+        self.change(hardware, state::GONE, generation);
+        // It may come back while nobody expects it any more.
+        self.silence();
+        false
     }
 
     /// Whether the device still answers on the bus.

@@ -237,9 +237,10 @@ fn wait_piece(endpoint: &Endpoint, request: &Request, deadline: u64) -> Result {
                 limits::say(|| dev_info!(endpoint.pdev, "the engine reports error {why}\n"));
                 return Err(EREMOTEIO);
             }
-            u32::MAX if !endpoint.answers() => {
-                endpoint.lost();
-                return Err(ENODEV);
+            u32::MAX => {
+                let mut hardware = endpoint.hardware.lock();
+                endpoint.is_present(&mut hardware);
+                check(endpoint, &hardware, request)?;
             }
             _ => {}
         }

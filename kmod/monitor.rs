@@ -5,7 +5,7 @@
 use crate::{
     endpoint::Endpoint,
     limits, link, queue,
-    uapi::{kind, state},
+    uapi::kind,
 };
 use kernel::{
     bindings, new_delayed_work, new_mutex,
@@ -54,16 +54,16 @@ impl Monitor {
         self.end_storms();
         self.endpoint.report_correctable();
         let endpoint = &self.endpoint;
-        // During recovery or reset the device may not be touched.
-        if endpoint.status.state() != state::LIVE {
-            return;
-        }
-        if !endpoint.answers() {
-            endpoint.lost();
-            return;
-        }
-        // SAFETY: The endpoint holds a reference to the device.
-        let Some(now) = (unsafe { link::sample(endpoint.pci()) }) else {
+        let sample = {
+            // During recovery or reset the device may not be touched; neither begins while the lock is held.
+            let mut hardware = endpoint.hardware.lock();
+            if !endpoint.is_present(&mut hardware) {
+                return;
+            }
+            // SAFETY: The endpoint holds a reference to the device.
+            unsafe { link::sample(endpoint.pci()) }
+        };
+        let Some(now) = sample else {
             return;
         };
         if let Some(before) = endpoint.link.update(now) {
