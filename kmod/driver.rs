@@ -159,10 +159,11 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
 
     let (vectors, wanted) = allocate_vectors(pdev, &mut profile)?;
     let endpoint = Endpoint::new(pdev, profile, registers, wanted)?;
-    pdev.set_master();
-    // SAFETY: The device is being probed. This is the state that a recovery restores.
+    // SAFETY: The device is being probed. This is the state that a recovery restores: off the bus, until `resume`.
     unsafe { bindings::pci_save_state(pci_raw(pdev)) };
-    engine::enable(&endpoint)?;
+    endpoint.clear_all_slots();
+    engine::restart(&endpoint)?;
+    pdev.set_master();
     let memory = Memtype::new(endpoint.memory_start, endpoint.memory_bytes);
     let irqs = request_irqs(&vectors, &endpoint)?;
     let monitor = Running::new(endpoint.clone())?;

@@ -280,19 +280,21 @@ pub(crate) fn stop(endpoint: &Endpoint) -> bool {
 ///
 /// `ENODEV` after unbind.
 pub(crate) fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
-    endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_RESET)?;
-    enable(endpoint)?;
+    restart(endpoint)?;
     endpoint.unsilence();
     endpoint.program_all(hardware)
 }
 
-/// Lets the engine take orders. Also used in probe and after a reset of the function.
+/// Makes the engine forget its orders and the ring table, and lets it take new ones. The read at the end makes sure that it
+/// has, because the caller gives it the bus next.
 ///
 /// # Errors
 ///
 /// `ENODEV` after unbind.
-pub(crate) fn enable(endpoint: &Endpoint) -> Result {
+pub(crate) fn restart(endpoint: &Endpoint) -> Result {
     if endpoint.profile.engine == Engine::Soft {
+        endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_RESET)?;
+        endpoint.registers.read32(soft::BAR, soft::STATUS)?;
         endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_ENGINE)?;
     }
     Ok(())

@@ -146,14 +146,17 @@ impl Endpoint {
             Source::Own(segment) => Mapping::of_device(key, tag, segment, true)?,
             Source::Peer(segment) => Mapping::of_device(key, tag, segment, false)?,
         };
-        let listed = self.take_slots(&mut hardware, &mut mapping).and_then(|()| Ok(hardware.mappings.reserve(1, GFP_KERNEL)?));
+        let listed = self
+            .take_slots(&mut hardware, &mut mapping)
+            .and_then(|()| Ok(hardware.mappings.reserve(1, GFP_KERNEL)?))
+            .and_then(|()| self.program(&mapping));
         if let Err(error) = listed {
+            self.clear_slots(mapping.slots.iter().copied());
             hardware.slots &= !slot_bits(&mapping.slots);
-            // SAFETY: The device was not told about it.
+            // SAFETY: The device is bound, and was told to forget what it may have been told.
             unsafe { self.take_away(&mut mapping) };
             return Err(error);
         }
-        self.program(&mapping)?;
         let segments = mapping.segments.len() as u32;
         // Cannot fail, room was reserved.
         let _ = hardware.mappings.push(mapping, GFP_KERNEL);
@@ -200,13 +203,13 @@ impl Endpoint {
     }
 
     /// Clears a mapping's pieces in the ring table. The read at the end makes sure that the device has seen it.
-    fn clear_slots(&self, slots: &[u32]) {
+    fn clear_slots(&self, slots: impl Iterator<Item = u32>) {
         let Some(rings) = &self.profile.rings else {
             return;
         };
         let mut last = None;
         for slot in slots {
-            let base = rings.offset + rings.stride * *slot as usize;
+            let base = rings.offset + rings.stride * slot as usize;
             // A device that does not take the write any more does not use the ring either.
             if let Some(valid) = rings.valid {
                 let _ = self.registers.write32(rings.bar, base + valid, 0);
@@ -229,11 +232,10 @@ impl Endpoint {
         hardware.mappings.iter().try_for_each(|mapping| self.program(mapping))
     }
 
-    /// Clears the whole ring table, whatever the device kept over a reset.
-    pub(crate) fn clear_all_slots(&self, hardware: &Hardware) {
-        for mapping in hardware.mappings.iter() {
-            self.clear_slots(&mapping.slots);
-        }
+    /// Clears the whole ring table: a device may keep it over a reset, with rings that were taken away meanwhile, or have it
+    /// from somebody who drove the device before.
+    pub(crate) fn clear_all_slots(&self) {
+        self.clear_slots(0..self.profile.rings.as_ref().map_or(0, |rings| rings.slots));
     }
 
     /// Takes a mapping's memory away from the device. Does nothing for a key that is not there any more.
@@ -245,14 +247,19 @@ impl Endpoint {
         let Ok(mut mapping) = hardware.mappings.remove(index) else {
             return;
         };
+        // During recovery or reset the device may not be touched. It is off the bus then, and before it comes back it forgets
+        // all rings and its engine's orders.
+        let reachable = self.status.state() != state::RECOVERING;
         let mut stopped = true;
         if hardware.engine.uses(key) {
-            stopped = engine::stop(self);
+            stopped = !reachable || engine::stop(self);
             hardware.engine.abort();
         }
-        self.clear_slots(&mapping.slots);
+        if reachable {
+            self.clear_slots(mapping.slots.iter().copied());
+        }
         hardware.slots &= !slot_bits(&mapping.slots);
-        // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring just now.
+        // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring, or is off the bus.
         unsafe { self.take_away(&mut mapping) };
         if !stopped && self.status.state() == state::LIVE {
             // Only fails after unbind, which is excluded by the lock.
@@ -337,7 +344,7 @@ impl Endpoint {
             engine::stop(self);
             hardware.engine.abort();
         }
-        self.clear_all_slots(&hardware);
+        self.clear_all_slots();
         self.silence();
         let mut mappings = core::mem::replace(&mut hardware.mappings, KVec::new());
         hardware.slots = 0;

@@ -103,10 +103,11 @@ impl Endpoint {
             self.change(&mut hardware, state::DEAD, generation);
             return;
         }
-        // Some devices keep their registers over a reset; what they remember is not valid any more.
-        self.clear_all_slots(&hardware);
+        // Not every recovery resets the device, and some devices keep their registers over a reset. What they remember is not
+        // valid any more: memory of rings that ended meanwhile, and a copy that the error cut off, belong to others by now.
+        self.clear_all_slots();
         // Only fails after unbind, which cannot be.
-        let _ = engine::enable(self);
+        let _ = engine::restart(self);
         self.unsilence();
         self.change(&mut hardware, state::LIVE, registry::next_generation());
     }
@@ -181,7 +182,7 @@ extern "C" fn slot_reset(pdev: *mut bindings::pci_dev) -> bindings::pci_ers_resu
             endpoint.suspend();
             bindings::pci_restore_state(pdev);
             bindings::pci_save_state(pdev);
-            // Restoring brought bus mastering back as it was in probe; it waits for `resume`.
+            // What was saved may have been saved since by the PCI core, mastering.
             endpoint.silence();
             if endpoint.answers() {
                 bindings::pci_ers_result_PCI_ERS_RESULT_RECOVERED
