@@ -22,6 +22,7 @@ use kernel::{
 
 /// Bits of an offset below an endpoint's id: 256 pages.
 const ENDPOINT_SHIFT: u32 = 20;
+const _: () = assert!(crate::profile::BELL_BYTES <= 1 << ENDPOINT_SHIFT);
 
 /// A mapped doorbell page, as its VMAs refer to it.
 struct Bell {

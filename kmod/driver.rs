@@ -205,10 +205,17 @@ fn check_bars(pdev: &pci::Device<device::Bound>, profile: &Profile) -> Result {
     let fits = |bar: u32, end: usize| -> Result<bool> { Ok(end as u64 <= pdev.resource_len(bar)?) };
     let bell = &profile.doorbell;
     let mut end = bell.offset_of(profile.vectors.saturating_sub(1) as usize) + bell.width as usize;
-    let mut good = true;
+    let bars = [
+        Some(bell.bar),
+        profile.rings.as_ref().map(|rings| rings.bar),
+        profile.acknowledge.as_ref().map(|acknowledge| acknowledge.bar),
+        profile.memory_bar,
+    ];
+    // SAFETY: The device is being probed, and all numbers are those of BARs.
+    let mut good = bars.into_iter().flatten().all(|bar| unsafe { crate::inline::is_memory_or_absent(pci_raw(pdev), bar) });
     if bell.isolated {
         end = end.next_multiple_of(PAGE_SIZE);
-        good = pdev.resource_start(bell.bar)? % PAGE_SIZE as u64 == 0;
+        good &= pdev.resource_start(bell.bar)? % PAGE_SIZE as u64 == 0;
     }
     good &= fits(bell.bar, end)?;
     if let Some(rings) = &profile.rings {

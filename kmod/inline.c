@@ -24,6 +24,13 @@ bool pcieipc_inline_pci_channel_offline(struct pci_dev *pdev)
 	return pci_channel_offline(pdev);
 }
 
+/* I/O ports cannot be mapped to users, and their cookies are no addresses. */
+bool pcieipc_inline_is_memory_or_absent(struct pci_dev *pdev, int bar);
+bool pcieipc_inline_is_memory_or_absent(struct pci_dev *pdev, int bar)
+{
+	return !pci_resource_len(pdev, bar) || (pci_resource_flags(pdev, bar) & IORESOURCE_MEM);
+}
+
 void *pcieipc_inline_page_address(struct page *page);
 void *pcieipc_inline_page_address(struct page *page)
 {

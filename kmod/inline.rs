@@ -15,6 +15,7 @@ use kernel::{
 unsafe extern "C" {
     fn pcieipc_inline_pci_domain_nr(bus: *mut bindings::pci_bus) -> i32;
     fn pcieipc_inline_pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool;
+    fn pcieipc_inline_is_memory_or_absent(pdev: *mut bindings::pci_dev, bar: i32) -> bool;
     fn pcieipc_inline_page_address(page: *mut bindings::page) -> *mut c_void;
     fn pcieipc_inline_page_to_pfn(page: *mut bindings::page) -> usize;
     fn pcieipc_inline_vma_noncached(vma: *mut bindings::vm_area_struct);
@@ -61,6 +62,16 @@ pub(crate) unsafe fn pci_domain_nr(bus: *mut bindings::pci_bus) -> i32 {
 pub(crate) unsafe fn pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool {
     // SAFETY: By the requirements of this function.
     unsafe { pcieipc_inline_pci_channel_offline(pdev) }
+}
+
+/// Whether a BAR is memory and no I/O ports, or is not there.
+///
+/// # Safety
+///
+/// `pdev` is a valid device and `bar` the number of a BAR.
+pub(crate) unsafe fn is_memory_or_absent(pdev: *mut bindings::pci_dev, bar: u32) -> bool {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_is_memory_or_absent(pdev, bar as i32) }
 }
 
 /// Where a page lies in the kernel's linear mapping.

@@ -60,6 +60,10 @@ impl Layout {
                 bad |= self.overlaps(acknowledge.bar, &(offset as u64..offset as u64 + 4));
             }
         }
+        // All of it is for users.
+        if let Some(bar) = profile.memory_bar {
+            bad |= self.overlaps(bar, &(0..u64::MAX));
+        }
         if bad {
             Err(EINVAL)
         } else {
@@ -92,5 +96,13 @@ mod tests {
         profile.doorbell.offset = 0;
         profile.doorbell.isolated = true;
         assert!(LAYOUT.check(&profile).is_err());
+    }
+
+    #[test]
+    fn memory_for_users_is_no_bar_with_the_table() {
+        let mut profile = Profile::SOFT;
+        profile.memory_bar = Some(4);
+        assert!(LAYOUT.check(&profile).is_err());
+        assert!(Layout::default().check(&profile).is_ok());
     }
 }

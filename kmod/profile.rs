@@ -4,6 +4,14 @@
 //!
 //! The soft endpoint of `docs/soft-endpoint.md` is the reference; other devices are described, not programmed.
 
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// Most vectors that a function can have.
+const VECTORS: u32 = 2048;
+
+/// Most bytes that mapped doorbells of one endpoint take.
+pub(crate) const BELL_BYTES: usize = 1 << 20;
+
 /// What is stored to ring doorbell `vector`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BellValue {
@@ -191,6 +199,39 @@ impl Profile {
         dma_bits: 28,
     };
 
+    /// Whether nothing that users map holds registers, no field lies outside of its slot, and stores are aligned.
+    pub(crate) fn is_sound(&self) -> bool {
+        let bell = &self.doorbell;
+        let last = bell.offset_of(self.vectors.saturating_sub(1) as usize) + bell.width as usize;
+        let aligned = |offset: usize, bytes: usize| offset % bytes == 0;
+        let mut sound = aligned(bell.offset, bell.width as usize) && aligned(bell.stride, bell.width as usize);
+        sound &= self.engine_vector.is_none_or(|vector| vector < VECTORS);
+        let mut registers = [None; 4];
+        if let Some(rings) = &self.rings {
+            let inside = |field: usize, bytes: usize| aligned(field, bytes) && field + bytes <= rings.stride;
+            sound &= aligned(rings.offset, 8) && aligned(rings.stride, 8) && inside(rings.address, 8) && inside(rings.length, 4);
+            sound &= rings.tag.is_none_or(|tag| inside(tag, 4)) && rings.valid.is_none_or(|valid| inside(valid, 4));
+            registers[0] = Some((rings.bar, rings.offset, rings.offset + rings.stride * rings.slots as usize));
+        }
+        if let Some(acknowledge) = &self.acknowledge {
+            registers[1] = Some((acknowledge.bar, acknowledge.status, acknowledge.status + 4));
+            registers[2] = Some((acknowledge.bar, acknowledge.clear, acknowledge.clear + 4));
+        }
+        if self.engine == Engine::Soft {
+            registers[3] = Some((0, 0, PAGE_SIZE));
+        }
+        let pages = bell.offset..last.next_multiple_of(PAGE_SIZE);
+        if bell.isolated {
+            // Offsets of mapped pages, which are zapped together, have so much room for one endpoint.
+            sound &= aligned(bell.offset, PAGE_SIZE) && last - bell.offset <= BELL_BYTES;
+        }
+        for (bar, start, end) in registers.into_iter().flatten() {
+            sound &= self.memory_bar != Some(bar);
+            sound &= !bell.isolated || bar != bell.bar || end <= pages.start || start >= pages.end;
+        }
+        sound && self.memory_bar != Some(bell.bar)
+    }
+
     /// The built-in profile of a device that an administrator bound by driver_override.
     pub(crate) fn built_in(vendor: u16, device: u16) -> Option<&'static Self> {
         match (vendor, device) {
@@ -199,5 +240,47 @@ impl Profile {
             (0x1234, 0x11e8) => Some(&Self::EDU),
             _ => None,
         }
+    }
+}
+
+#[kunit_tests(pcieipc_profile_sound)]
+mod tests {
+    use super::*;
+
+    fn changed(change: impl FnOnce(&mut Profile)) -> Profile {
+        let mut profile = Profile::SOFT;
+        change(&mut profile);
+        profile
+    }
+
+    fn with_rings(change: impl FnOnce(&mut RingTable)) -> Profile {
+        changed(|profile| {
+            if let Some(rings) = &mut profile.rings {
+            change(rings);
+        }
+        })
+    }
+
+    #[test]
+    fn built_in_profiles_are_sound() {
+        assert!(Profile::SOFT.is_sound() && Profile::IVSHMEM.is_sound() && Profile::EDU.is_sound());
+    }
+
+    #[test]
+    fn memory_and_doorbell_pages_hold_no_registers() {
+        assert!(!changed(|profile| profile.memory_bar = Some(0)).is_sound());
+        assert!(!changed(|profile| profile.doorbell.offset = 0x1000).is_sound());
+        assert!(!changed(|profile| profile.doorbell.offset = 0).is_sound());
+        assert!(!changed(|profile| profile.doorbell.stride = 1 << 20).is_sound());
+    }
+
+    #[test]
+    fn fields_lie_inside_their_slot_and_are_aligned() {
+        assert!(!with_rings(|rings| rings.address = 4).is_sound());
+        assert!(!with_rings(|rings| rings.address = 32).is_sound());
+        assert!(!with_rings(|rings| rings.length = 32).is_sound());
+        assert!(!with_rings(|rings| rings.valid = Some(64)).is_sound());
+        assert!(!changed(|profile| profile.doorbell.width = 8).is_sound());
+        assert!(!changed(|profile| profile.engine_vector = Some(u32::MAX)).is_sound());
     }
 }

@@ -205,9 +205,6 @@ impl Draft {
             },
             isolated: flag(values[at::doorbell_page])?,
         };
-        if bell.isolated && bell.offset % PAGE_SIZE != 0 {
-            return Err(EINVAL);
-        }
         let vectors: u32 = narrow(values[at::vectors])?;
         if vectors == 0 || vectors > 64 {
             return Err(EINVAL);
@@ -216,7 +213,7 @@ impl Draft {
         if !(24..=64).contains(&dma_bits) {
             return Err(EINVAL);
         }
-        Ok(Profile {
+        let profile = Profile {
             name: profile::name(self.name.to_str().map_err(|_| EINVAL)?),
             signature: None,
             doorbell: bell,
@@ -228,7 +225,12 @@ impl Draft {
             memory_bar: optional(values[at::memory_bar]).map(bar).transpose()?,
             user_dma: flag(values[at::user_dma])?,
             dma_bits,
-        })
+        };
+        if profile.is_sound() {
+            Ok(profile)
+        } else {
+            Err(EINVAL)
+        }
     }
 }
 
