@@ -295,8 +295,9 @@ impl Channel {
         let mut importers = self.importers.lock();
         let index = importers.list.iter().position(|(other, other_key)| *other_key == key && Arc::ptr_eq(other, endpoint));
         let entry = index.and_then(|index| importers.list.remove(index).ok());
-        drop(importers);
+        // Under the lock, so that the unbind of our endpoint, which looks at the list, does not overtake this.
         endpoint.unmap(key);
+        drop(importers);
         drop(entry);
     }
 
@@ -307,15 +308,16 @@ impl Channel {
 
     /// No engine of another endpoint reaches the data area any more, and none will.
     pub(crate) fn drop_importers(&self) {
-        let list = {
-            let mut importers = self.importers.lock();
-            importers.open = false;
-            self.importable.store(0, Release);
-            core::mem::replace(&mut importers.list, KVec::new())
-        };
+        let mut importers = self.importers.lock();
+        importers.open = false;
+        let list = core::mem::replace(&mut importers.list, KVec::new());
         for (endpoint, key) in list.iter() {
             endpoint.unmap(*key);
         }
+        // Only now, because the unbind of our endpoint does not wait for a channel that says so.
+        self.importable.store(0, Release);
+        drop(importers);
+        drop(list);
     }
 
     /// The reader destroys it: no device reaches its memory any more; users keep what they mapped.
