@@ -214,6 +214,8 @@ impl Session {
     /// RECOVER.
     pub(crate) fn recover(&self, call: &mut uapi::pcieipc_recover) -> Result {
         let endpoint = self.endpoint()?;
+        // From the beginning, so that of two recoveries the later one tells the channels last.
+        let table = self.table.lock();
         let generation = {
             let hardware = endpoint.hardware.lock();
             let generation = endpoint.status.generation();
@@ -224,7 +226,6 @@ impl Session {
             self.generation.store(generation, Release);
             generation
         };
-        let table = self.table.lock();
         for entry in table.entries.iter().filter(|entry| entry.own) {
             entry.channel.recover(generation);
         }

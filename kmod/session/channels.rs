@@ -16,7 +16,11 @@ use crate::{
     uapi,
     window::Window,
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{atomic::Acquire, Arc},
+};
 
 impl Session {
     /// Reserves an id and room for a channel of `bytes`.
@@ -47,8 +51,15 @@ impl Session {
         let mut table = self.table.lock();
         table.pending -= 1;
         match entry {
-            // Room was reserved for all that are pending, so this does not allocate.
-            Some(entry) => drop(table.entries.push(entry, GFP_KERNEL)),
+            Some(entry) => {
+                // The session may have recovered meanwhile, and did not find the channel in the table.
+                let generation = self.generation.load(Acquire);
+                if entry.own && entry.channel.generation() != generation {
+                    entry.channel.recover(generation);
+                }
+                // Room was reserved for all that are pending, so this does not allocate.
+                drop(table.entries.push(entry, GFP_KERNEL));
+            }
             None => table.bytes -= bytes,
         }
     }
