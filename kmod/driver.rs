@@ -264,9 +264,11 @@ fn request_irqs<'bound>(
     let vectors: &'bound pci::IrqVectorRegistration<'bound> = unsafe { &*core::ptr::from_ref(&**vectors) };
     for index in 0..vectors.len() {
         let request: irq::IrqRequest<'bound> = vectors.index(index)?.into();
-        if let Some(vector) = endpoint.vectors.get(index) {
-            vector.set_irq(request.irq());
-        }
+        // A vector that nobody uses stays masked.
+        let Some(vector) = endpoint.vector(index) else {
+            continue;
+        };
+        vector.set_irq(request.irq());
         let handler = Handler { endpoint: endpoint.clone(), index };
         // SAFETY: The box is dropped with `Bound`, never forgotten.
         let registration =

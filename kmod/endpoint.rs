@@ -98,6 +98,8 @@ pub(crate) struct Endpoint {
     pub(crate) status: Status,
     /// Its vectors.
     pub(crate) vectors: KVec<Pin<KBox<Vector>>>,
+    /// The engine's, whose storms end like those of the others.
+    pub(crate) engine_interrupt: Pin<KBox<Vector>>,
     /// Its registers.
     pub(crate) registers: Registers,
     /// Counters.
@@ -153,6 +155,7 @@ impl Endpoint {
         for index in 0..vectors {
             list.push(KBox::pin_init(Vector::new(index), GFP_KERNEL)?, GFP_KERNEL)?;
         }
+        let engine_interrupt = KBox::pin_init(Vector::new(profile.engine_vector.unwrap_or(0)), GFP_KERNEL)?;
         let memory_bytes = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_len(bar))?;
         let memory_start = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_start(bar))?;
         // SAFETY: The device is being probed; what this sets up ends with the binding.
@@ -178,6 +181,7 @@ impl Endpoint {
                 doorbell_start,
                 status,
                 vectors: list,
+                engine_interrupt,
                 registers,
                 counters: Counters {
                     doorbells: Atomic::new(0),
@@ -343,6 +347,14 @@ impl Endpoint {
             Ok(0) | Err(_) => false,
             Ok(pending) => self.registers.write32(acknowledge.bar, acknowledge.clear, pending).is_ok(),
         }
+    }
+
+    /// The vector with this number, a user's or the engine's.
+    pub(crate) fn vector(&self, index: usize) -> Option<&Vector> {
+        if self.profile.engine_vector == Some(index as u32) {
+            return Some(&self.engine_interrupt);
+        }
+        self.vectors.get(index).map(|vector| &**vector)
     }
 
     /// The engine's vector fired.

@@ -78,7 +78,9 @@ impl Monitor {
         if storms == 0 {
             return;
         }
-        for (index, vector) in self.endpoint.vectors.iter().enumerate() {
+        let endpoint = &self.endpoint;
+        for vector in Iterator::chain(endpoint.vectors.iter(), core::iter::once(&endpoint.engine_interrupt)) {
+            let index = vector.index;
             if storms & 1 << (index & 63) == 0 {
                 continue;
             }
@@ -89,7 +91,7 @@ impl Monitor {
             drop(armed);
             if ended {
                 dev_warn!(self.endpoint.pdev, "vector {index} fired too often and was masked for a while\n");
-                self.endpoint.tell(kind::STORM, [index as u64, 0, 0, 0]);
+                self.endpoint.tell(kind::STORM, [u64::from(index), 0, 0, 0]);
             }
         }
     }

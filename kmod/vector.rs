@@ -26,7 +26,8 @@ struct Target {
 /// A vector of an endpoint.
 #[pin_data]
 pub(crate) struct Vector {
-    index: u32,
+    /// Its number.
+    pub(crate) index: u32,
     count: Atomic<u64>,
     #[pin]
     target: SpinLockIrq<Target>,
@@ -174,11 +175,11 @@ impl irq::Handler for Handler {
         }
         if endpoint.profile.engine_vector == Some(self.index as u32) {
             endpoint.engine_finished();
-            return irq::IrqReturn::Handled;
+        } else {
+            endpoint.status.count_interrupt();
+            trace::interrupt(endpoint.id, self.index as u32);
         }
-        endpoint.status.count_interrupt();
-        trace::interrupt(endpoint.id, self.index as u32);
-        if let Some(vector) = endpoint.vectors.get(self.index) {
+        if let Some(vector) = endpoint.vector(self.index) {
             if vector.fire() {
                 vector.quench();
                 endpoint.storm(vector.index);
