@@ -104,8 +104,6 @@ pub(crate) struct Channel {
     #[pin]
     importers: Mutex<Importers>,
     closed: Atomic<u32>,
-    /// 1 until importers were let go.
-    importable: Atomic<u32>,
     /// Limits the rings through the descriptor.
     bucket: Bucket,
 }
@@ -151,7 +149,6 @@ impl Channel {
                 writer <- new_spinlock_irq!(None, "pcieipc_writer"),
                 importers <- new_mutex!(Importers { open: true, list: KVec::new() }, "pcieipc_importers"),
                 closed: Atomic::new(0),
-                importable: Atomic::new(1),
                 bucket: Bucket::new(),
             }),
             GFP_KERNEL,
@@ -301,9 +298,12 @@ impl Channel {
         drop(entry);
     }
 
-    /// Whether engines of other endpoints may reach, or come to reach, the data area.
-    pub(crate) fn is_importable(&self) -> bool {
-        self.importable.load(Acquire) != 0
+    /// No engine of another endpoint rings the reader any more.
+    pub(crate) fn stop_ringers(&self) {
+        let importers = self.importers.lock();
+        for (endpoint, key) in importers.list.iter() {
+            endpoint.stop_ringing(*key);
+        }
     }
 
     /// No engine of another endpoint reaches the data area any more, and none will.
@@ -314,8 +314,6 @@ impl Channel {
         for (endpoint, key) in list.iter() {
             endpoint.unmap(*key);
         }
-        // Only now, because the unbind of our endpoint does not wait for a channel that says so.
-        self.importable.store(0, Release);
         drop(importers);
         drop(list);
     }

@@ -5,7 +5,7 @@
 //! The lock of the hardware is held only to start a piece, never while the engine runs, so unbind and error recovery do not
 //! wait for a copy. Whoever takes a ring away stops the engine first.
 
-use crate::{endpoint::Endpoint, hardware::Hardware, limits, profile::Engine, uapi::state};
+use crate::{channel::Channel, endpoint::Endpoint, hardware::Hardware, limits, profile::Engine, uapi::state};
 use kernel::{
     bindings,
     prelude::*,
@@ -50,13 +50,15 @@ pub(crate) struct Use {
     busy: bool,
     /// The ring of the copy that runs was taken away.
     aborted: bool,
+    /// The copy that runs rings another endpoint.
+    rings: bool,
     keys: [u64; 2],
 }
 
 impl Use {
     /// Nobody.
     pub(crate) const fn new() -> Self {
-        Self { busy: false, aborted: false, keys: [0; 2] }
+        Self { busy: false, aborted: false, rings: false, keys: [0; 2] }
     }
 
     /// Whether a copy runs.
@@ -67,6 +69,11 @@ impl Use {
     /// Whether a copy runs that uses this mapping.
     pub(crate) fn uses(&self, key: u64) -> bool {
         self.busy && self.keys.contains(&key)
+    }
+
+    /// Whether a copy runs that uses this mapping, and rings its reader at the end.
+    pub(crate) fn rings(&self, key: u64) -> bool {
+        self.rings && self.uses(key)
     }
 
     /// Tells the copy that runs that its ring is gone.
@@ -127,9 +134,20 @@ pub(crate) struct Place {
     pub(crate) offset: u64,
 }
 
+/// A doorbell that an engine rings.
+#[derive(Clone, Copy)]
+pub(crate) struct Bell<'a> {
+    /// Bus address of the doorbell.
+    pub(crate) address: u64,
+    /// What the engine stores there.
+    pub(crate) value: u32,
+    /// Whose reader is rung.
+    pub(crate) channel: &'a Channel,
+}
+
 /// A bounded copy.
 #[derive(Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct Request<'a> {
     /// Source.
     pub(crate) from: Place,
     /// Destination.
@@ -140,8 +158,8 @@ pub(crate) struct Request {
     pub(crate) timeout_ms: u32,
     /// The session's generation.
     pub(crate) generation: u64,
-    /// Bus address of a doorbell that the engine rings after the last piece, and what it stores there.
-    pub(crate) bell: Option<(u64, u32)>,
+    /// What the engine rings after the last piece.
+    pub(crate) bell: Option<Bell<'a>>,
 }
 
 /// Copies with the endpoint's engine. Returns when the engine has finished or is stopped.
@@ -150,7 +168,7 @@ pub(crate) struct Request {
 ///
 /// `EOPNOTSUPP` without an engine, `EBUSY` when it copies already, `ENOENT` when a ring is not there (any more),
 /// `ETIMEDOUT`, `EREMOTEIO` when the engine reports an error, and what the endpoint's state says.
-pub(crate) fn copy(endpoint: &Endpoint, request: &Request) -> Result {
+pub(crate) fn copy(endpoint: &Endpoint, request: &Request<'_>) -> Result {
     if endpoint.profile.engine != Engine::Soft {
         return Err(EOPNOTSUPP);
     }
@@ -160,14 +178,15 @@ pub(crate) fn copy(endpoint: &Endpoint, request: &Request) -> Result {
         if hardware.engine.busy {
             return Err(EBUSY);
         }
-        hardware.engine = Use { busy: true, aborted: false, keys: [request.from.key, request.to.key] };
+        hardware.engine =
+            Use { busy: true, aborted: false, rings: request.bell.is_some(), keys: [request.from.key, request.to.key] };
     }
     let result = copy_pieces(endpoint, request);
     endpoint.hardware.lock().engine = Use::new();
     result
 }
 
-fn copy_pieces(endpoint: &Endpoint, request: &Request) -> Result {
+fn copy_pieces(endpoint: &Endpoint, request: &Request<'_>) -> Result {
     let deadline = now_ms() + u64::from(request.timeout_ms);
     let mut done = 0;
     while done < request.bytes {
@@ -180,7 +199,7 @@ fn copy_pieces(endpoint: &Endpoint, request: &Request) -> Result {
 }
 
 /// Starts the largest contiguous piece after the first `done` bytes; returns its length.
-fn start_piece(endpoint: &Endpoint, request: &Request, done: u64) -> Result<u64> {
+fn start_piece(endpoint: &Endpoint, request: &Request<'_>, done: u64) -> Result<u64> {
     let hardware = endpoint.hardware.lock();
     check(endpoint, &hardware, request)?;
     let source = hardware.mapping(request.from.key).ok_or(ENOENT)?;
@@ -203,9 +222,12 @@ fn start_piece(endpoint: &Endpoint, request: &Request, done: u64) -> Result<u64>
         registers.write32(soft::BAR, soft::VECTOR, vector)?;
         flags |= soft::FLAGS_RAISE;
     }
-    if let Some((address, value)) = request.bell.filter(|_| done + bytes == request.bytes) {
-        registers.write64(soft::BAR, soft::BELL, address)?;
-        registers.write32(soft::BAR, soft::BELL_VALUE, value)?;
+    if let Some(bell) = request.bell.filter(|_| done + bytes == request.bytes) {
+        // The reader's endpoint says that it is gone before it stops the engines that ring it, under this lock. So either it is
+        // seen here, or the copy that starts here is stopped.
+        bell.channel.check()?;
+        registers.write64(soft::BAR, soft::BELL, bell.address)?;
+        registers.write32(soft::BAR, soft::BELL_VALUE, bell.value)?;
         flags |= soft::FLAGS_BELL;
     }
     registers.write32(soft::BAR, soft::FLAGS, flags)?;
@@ -214,7 +236,7 @@ fn start_piece(endpoint: &Endpoint, request: &Request, done: u64) -> Result<u64>
     Ok(bytes)
 }
 
-fn check(endpoint: &Endpoint, hardware: &Hardware, request: &Request) -> Result {
+fn check(endpoint: &Endpoint, hardware: &Hardware, request: &Request<'_>) -> Result {
     endpoint.status.check(request.generation)?;
     if hardware.engine.aborted {
         return Err(ENOENT);
@@ -222,7 +244,7 @@ fn check(endpoint: &Endpoint, hardware: &Hardware, request: &Request) -> Result 
     Ok(())
 }
 
-fn wait_piece(endpoint: &Endpoint, request: &Request, deadline: u64) -> Result {
+fn wait_piece(endpoint: &Endpoint, request: &Request<'_>, deadline: u64) -> Result {
     loop {
         // The interrupt is a hint that makes it quick; the register is what counts, and an interrupt may be lost.
         endpoint.finished.wait(4);

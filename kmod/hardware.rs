@@ -321,15 +321,32 @@ impl Endpoint {
         unsafe { bindings::pci_set_master(self.pci()) };
     }
 
-    /// Engines of other endpoints that write this one's memory stop, before its addresses may be given to another device. One channel
-    /// at a time, because another endpoint's lock must not be taken under this one's.
+    /// A copy that would ring the reader of this mapping stops.
+    pub(crate) fn stop_ringing(&self, key: u64) {
+        let mut hardware = self.hardware.lock();
+        if !hardware.bound || self.status.state() == state::RECOVERING || !hardware.engine.rings(key) {
+            return;
+        }
+        let stopped = engine::stop(self);
+        hardware.engine.abort();
+        if !stopped && self.status.state() == state::LIVE {
+            // Only fails after unbind, which is excluded by the lock.
+            let _ = engine::reset(self, &hardware);
+        }
+    }
+
+    /// Engines of other endpoints that write this one's memory or doorbells stop, before its addresses may be given to another
+    /// device. One channel at a time, because another endpoint's lock must not be taken under this one's. From the last to the first:
+    /// none is added after unbind began, and one that ends meanwhile, which lets its importers go itself, makes none be left out.
     fn drop_peers(&self) {
-        loop {
-            let channel =
-                self.hardware.lock().channels().find(|channel| channel.is_device_memory() && channel.is_importable()).cloned();
+        let mut index = self.hardware.lock().channels.len();
+        while index > 0 {
+            index -= 1;
+            let channel = self.hardware.lock().channels.get(index).cloned();
             match channel {
-                Some(channel) => channel.drop_importers(),
-                None => return,
+                Some(channel) if channel.is_device_memory() => channel.drop_importers(),
+                Some(channel) => channel.stop_ringers(),
+                None => {}
             }
         }
     }

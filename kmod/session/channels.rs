@@ -58,7 +58,7 @@ impl Session {
                     entry.channel.recover(generation);
                 }
                 // Room was reserved for all that are pending, so this does not allocate.
-                drop(table.entries.push(entry, GFP_KERNEL));
+                let _ = table.entries.push(entry, GFP_KERNEL);
             }
             None => table.bytes -= bytes,
         }
@@ -207,7 +207,12 @@ impl Session {
     }
 
     /// The doorbell that the engine is to ring after a copy.
-    fn bell_of(&self, call: &uapi::pcieipc_copy, endpoint: &Endpoint, to: &Channel) -> Result<Option<(u64, u32)>> {
+    fn bell_of<'a>(
+        &self,
+        call: &uapi::pcieipc_copy,
+        endpoint: &Endpoint,
+        to: &'a Channel,
+    ) -> Result<Option<engine::Bell<'a>>> {
         if call.flags & !uapi::PCIEIPC_COPY_RING != 0 {
             return Err(EINVAL);
         }
@@ -216,7 +221,8 @@ impl Session {
         }
         to.check()?;
         distance::check_direct(endpoint, &to.endpoint)?;
-        Ok(Some(to.endpoint.bell_address(to.vector)?))
+        let (address, value) = to.endpoint.bell_address(to.vector)?;
+        Ok(Some(engine::Bell { address, value, channel: to }))
     }
 }
 
