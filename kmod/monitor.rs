@@ -2,11 +2,7 @@
 
 //! Looks at an endpoint now and then: does it answer, what is its link, is a storm over?
 
-use crate::{
-    endpoint::Endpoint,
-    limits, link, queue,
-    uapi::kind,
-};
+use crate::{endpoint::Endpoint, limits, link, queue, uapi::kind};
 use kernel::{
     bindings, new_delayed_work, new_mutex,
     prelude::*,

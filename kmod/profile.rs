@@ -256,8 +256,8 @@ mod tests {
     fn with_rings(change: impl FnOnce(&mut RingTable)) -> Profile {
         changed(|profile| {
             if let Some(rings) = &mut profile.rings {
-            change(rings);
-        }
+                change(rings);
+            }
         })
     }
 

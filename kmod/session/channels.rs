@@ -207,12 +207,7 @@ impl Session {
     }
 
     /// The doorbell that the engine is to ring after a copy.
-    fn bell_of<'a>(
-        &self,
-        call: &uapi::pcieipc_copy,
-        endpoint: &Endpoint,
-        to: &'a Channel,
-    ) -> Result<Option<engine::Bell<'a>>> {
+    fn bell_of<'a>(&self, call: &uapi::pcieipc_copy, endpoint: &Endpoint, to: &'a Channel) -> Result<Option<engine::Bell<'a>>> {
         if call.flags & !uapi::PCIEIPC_COPY_RING != 0 {
             return Err(EINVAL);
         }
