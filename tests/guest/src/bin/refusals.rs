@@ -153,7 +153,12 @@ fn with_size(bytes: &[u8], size: u32) -> Vec<u8> {
 
 fn unknown_flags_are_einval() {
     each(|session, export, form| {
-        let known = if form.number == number::VECTOR_EVENTFD { PCIEIPC_VECTOR_MASK } else { 0 };
+        let known = match form.number {
+            number::VECTOR_EVENTFD => PCIEIPC_VECTOR_MASK,
+            number::CHANNEL_CREATE => PCIEIPC_CHANNEL_DEVICE_MEMORY,
+            number::COPY => PCIEIPC_COPY_RING,
+            _ => 0,
+        };
         for bit in (0..32).filter(|bit| 1 << bit & known == 0) {
             let mut bytes = form.bytes.clone();
             bytes[4..8].copy_from_slice(&(1u32 << bit).to_ne_bytes());
