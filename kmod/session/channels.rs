@@ -179,6 +179,9 @@ impl Session {
 
     /// COPY.
     pub(crate) fn copy(&self, call: &uapi::pcieipc_copy) -> Result {
+        if call.flags & !uapi::PCIEIPC_COPY_RING != 0 {
+            return Err(EINVAL);
+        }
         let (endpoint, generation) = self.usable()?;
         if endpoint.profile.engine == Engine::None {
             return Err(EOPNOTSUPP);
@@ -208,9 +211,6 @@ impl Session {
 
     /// The doorbell that the engine is to ring after a copy.
     fn bell_of<'a>(&self, call: &uapi::pcieipc_copy, endpoint: &Endpoint, to: &'a Channel) -> Result<Option<engine::Bell<'a>>> {
-        if call.flags & !uapi::PCIEIPC_COPY_RING != 0 {
-            return Err(EINVAL);
-        }
         if call.flags == 0 {
             return Ok(None);
         }
