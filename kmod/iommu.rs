@@ -86,7 +86,12 @@ pub(crate) fn may_attach(endpoint: &Endpoint) -> Result {
 /// The kernel puts a device into the group of the first port above it that lacks ACS redirect, so a device alone in its group
 /// has redirect on its whole path.
 fn isolation(endpoint: &Endpoint) -> Option<&'static str> {
-    // SAFETY: The device was bound when it was looked up, and `pdev` holds a reference; the group stays with it.
+    // The group stays with a device until it is removed, which unbinds it first, and that takes this lock.
+    let hardware = endpoint.hardware.lock();
+    if !hardware.is_bound() {
+        return Some("it is not bound any more");
+    }
+    // SAFETY: The device is bound while the lock is held.
     unsafe {
         let group = bindings::iommu_group_get(endpoint.device());
         if group.is_null() {
