@@ -260,7 +260,8 @@ impl Queue {
             }
             done += EVENT_BYTES;
         }
-        if done == 0 && nonblocking && !over() {
+        // What another reader is copying comes back when its buffer turns out to be bad, so it is not the end yet.
+        if done == 0 && nonblocking && (!over() || self.waiting() > 0) {
             return Err(EAGAIN);
         }
         Ok(done)
