@@ -18,6 +18,9 @@ use crate::{
 /// Bytes at which rates are measured, and elements of the short messages.
 const LONG: usize = 4 << 20;
 const SHORT: usize = 16;
+/// How long each of the five measurements goes on, and how many batches it makes at least and at most.
+const TIME: Duration = Duration::from_millis(300);
+const BATCHES: (usize, usize) = (3, 40);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Processors that this process may use.
@@ -35,7 +38,7 @@ impl Calibration {
         let shared = processors();
         let one_shot = of(Algorithm::OneShot, CHUNKS[0]);
         let two_shot = of(Algorithm::TwoShot, CHUNKS[0]);
-        let short = [measured(directory, one_shot, SHORT, 200)?, measured(directory, two_shot, SHORT, 200)?];
+        let short = [measured(directory, one_shot, SHORT, 20)?, measured(directory, two_shot, SHORT, 20)?];
         // How many steps and hops lie behind each other: the model's time is linear in both.
         let parts = |choice| {
             let unit = |step_us, hop_us| {
@@ -48,7 +51,7 @@ impl Calibration {
         let mut megabytes = [0; 3];
         for (rate, chunk) in megabytes.iter_mut().zip(CHUNKS) {
             let choice = of(Algorithm::TwoShot, chunk);
-            let us = measured(directory, choice, LONG / 4, 4)?;
+            let us = measured(directory, choice, LONG / 4, 1)?;
             let at = |gbps| on(Processes { step_us: step, hop_us: hop, gbps, processors: shared }, choice, LONG / 4);
             // The model's time falls with the rate.
             let (mut low, mut high) = (1e-3f64, 1e4f64);
@@ -98,14 +101,21 @@ fn measured(directory: &Path, choice: Choice, count: usize, calls: usize) -> Res
         let mut group = Group::meet(options)?;
         let mut buffer = vec![0.0f32; count];
         let mut best = f64::INFINITY;
+        let begin = Instant::now();
         // The first batch warms up.
-        for batch in 0..8 {
+        for batch in 0..=BATCHES.1 {
             let start = Instant::now();
             for _ in 0..calls {
                 group.all_reduce(&mut buffer, Op::Sum, PATIENCE)?;
             }
             if batch > 0 {
                 best = best.min(start.elapsed().as_secs_f64() * 1e6 / calls as f64);
+            }
+            // Rank 0 decides for both.
+            let mut enough = [u8::from(batch >= BATCHES.0 && begin.elapsed() > TIME)];
+            group.broadcast(&mut enough, 0, PATIENCE)?;
+            if enough != [0] {
+                break;
             }
         }
         Ok(best)
