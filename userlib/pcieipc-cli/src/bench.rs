@@ -21,11 +21,7 @@ use std::{
 use pcieipc::tune::Calibration;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    failure::Failure,
-    ranks::Mover,
-    supervisor::{Interruption, meeting_directory},
-};
+use crate::{failure::Failure, ranks::Mover, scratch::Scratch, supervisor::Interruption};
 
 /// Which memory the buffers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +114,7 @@ pub struct Row {
 /// # Errors
 /// Run when a rank fails; its own words are on standard error.
 pub fn measure(job: &Job, interruption: &Interruption) -> Result<Table, Failure> {
-    let meeting = meeting_directory()?;
+    let meeting = Scratch::new()?;
     let program = std::env::current_exe().map_err(|e| Failure::Run(format!("finding this program: {e}")))?;
     let mut children: Vec<Child> = Vec::new();
     let result = (0..job.ranks).try_for_each(|rank| {

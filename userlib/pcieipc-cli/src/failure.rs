@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a command ends: 0 done, 1 the run failed, 2 bad use or bad input.
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
+
+use crate::standard_streams;
 
 /// Why a command did not do what it was asked; the text says what, where, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +37,36 @@ impl From<pcieipc::Error> for Failure {
     }
 }
 
+/// What to do when it is a limit or the machine that says no, and not the arguments; `None` for every other error.
+pub fn remedy(error: &io::Error) -> Option<&'static str> {
+    use nix::errno::Errno;
+    // An error that was given a path carries the number one further down.
+    let below = || error.get_ref()?.source()?.downcast_ref::<io::Error>()?.raw_os_error();
+    match Errno::from_raw(error.raw_os_error().or_else(below)?) {
+        Errno::EMFILE | Errno::ENFILE => Some("raise the limit of open files (ulimit -n)"),
+        Errno::EAGAIN => Some("raise the limit of processes (ulimit -u)"),
+        Errno::ENOMEM => Some("free some memory"),
+        Errno::ENOSPC | Errno::EDQUOT => Some("make room there"),
+        Errno::EFBIG => Some("raise the limit of file sizes (ulimit -f)"),
+        _ => None,
+    }
+}
+
+/// An error with its remedy, where there is one.
+pub fn with_remedy(error: &io::Error) -> String {
+    remedy(error).map_or_else(|| error.to_string(), |remedy| format!("{error}; {remedy}"))
+}
+
 /// Tells a failure on standard error, with `json` on standard output too, and gives the exit code.
 pub fn exit_code(outcome: Result<ExitCode, Failure>, json: bool) -> ExitCode {
+    let code = told(outcome, json);
+    match standard_streams::finish() {
+        Ok(()) => code,
+        Err(failure) => told(Err(failure), json),
+    }
+}
+
+fn told(outcome: Result<ExitCode, Failure>, json: bool) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {

@@ -79,7 +79,9 @@ impl GroupArguments {
             .map(|path| GradientFile::open(path))
             .collect::<Result<Vec<_>, _>>()
             .and_then(|files| agree(&files).map(|()| files))
-            .map_err(|bad| Failure::Use(bad.to_string()))?;
+            .map_err(
+                |bad| if bad.is_the_files_fault() { Failure::Use(bad.to_string()) } else { Failure::Run(bad.to_string()) },
+            )?;
         let choice = transport::choose(self.transport, self.ranks, &self.endpoints)?;
         Ok(Group { files, choice, inputs, algorithm: self.algorithm, mover: self.mover, timeout: self.timeout })
     }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The pcieipc command.
 
+#[macro_use]
+mod standard_streams;
+
 mod bench;
 mod commands;
 mod demo;
@@ -12,6 +15,7 @@ mod live;
 mod member;
 mod module;
 mod ranks;
+mod scratch;
 mod supervisor;
 mod tally;
 mod topo;
@@ -44,12 +48,15 @@ enum Command {
     Reduce(commands::reduce::Reduce),
     Simulate(commands::simulate::Simulate),
     Snapshot(commands::snapshot::Snapshot),
+    #[command(hide = true)]
+    Sweep(commands::sweep::Sweep),
     Topo(commands::topo::Topo),
     Tune(commands::tune::Tune),
     Watch(commands::watch::Watch),
 }
 
 fn main() -> ExitCode {
+    supervisor::survive_file_size_limit();
     let done = |()| ExitCode::SUCCESS;
     let (json, outcome) = match Arguments::parse().command {
         Command::Bench(command) => (command.json, command.run().map(done)),
@@ -63,6 +70,7 @@ fn main() -> ExitCode {
         Command::Reduce(command) => (command.json, command.run().map(done)),
         Command::Simulate(command) => (command.json, command.run().map(done)),
         Command::Snapshot(command) => (false, command.run()),
+        Command::Sweep(command) => (false, command.run().map(done)),
         Command::Topo(command) => (command.json, command.run()),
         Command::Tune(command) => (command.json, command.run().map(done)),
         Command::Watch(command) => (false, command.run()),

@@ -2,15 +2,12 @@
 //! Hears all ranks of a run, bounded, and turns what went wrong into one failure.
 
 use std::{
-    os::unix::fs::PermissionsExt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
-
-use tempfile::TempDir;
 
 use crate::{
     failure::Failure,
@@ -25,13 +22,10 @@ const COMPANY: Duration = Duration::from_millis(500);
 /// How often a signal is looked for.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A private directory in which the ranks meet, removed with everything in it.
-pub fn meeting_directory() -> Result<TempDir, Failure> {
-    tempfile::Builder::new()
-        .prefix("pcieipc-")
-        .permissions(std::fs::Permissions::from_mode(0o700))
-        .tempdir()
-        .map_err(|error| Failure::Run(format!("a private directory in {}: {error}; set TMPDIR", std::env::temp_dir().display())))
+/// Lets a write past the limit of file sizes (`ulimit -f`) fail as a write, which can be told, instead of ending the process.
+pub fn survive_file_size_limit() {
+    // When it can not be caught, the signal does what it always did.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
 /// Whether the user wants the command to end. Made before anything that must be cleaned up.

@@ -74,12 +74,27 @@ fn a_header_whose_offsets_and_shapes_disagree_is_refused() {
         r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
         r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}}"#,
         r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,8]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[1e99],"data_offsets":[0,8]}}"#,
     ] {
         let mut bytes = (entry.len() as u64).to_le_bytes().to_vec();
         bytes.extend(entry.as_bytes());
         bytes.extend([0; 8]);
         fs::write(directory.path().join("grads.3.safetensors"), bytes).unwrap();
         refused(directory.path(), &REDUCE, &["grads.3.safetensors", "not a safetensors file"]);
+    }
+}
+
+#[test]
+fn a_header_that_promises_more_than_there_is_in_the_world_is_refused() {
+    let directory = good(4);
+    for (elements, says) in [(1_usize << 58, "truncated"), (1 << 61, "not a safetensors file")] {
+        let entry = format!(r#"{{"a":{{"dtype":"F32","shape":[{elements}],"data_offsets":[0,{}]}}}}"#, elements * 4);
+        let mut bytes = (entry.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(entry.as_bytes());
+        bytes.extend([0; 8]);
+        fs::write(directory.path().join("grads.3.safetensors"), bytes).unwrap();
+        refused(directory.path(), &REDUCE, &["grads.3.safetensors", says]);
     }
 }
 
@@ -143,6 +158,36 @@ fn an_output_that_can_not_be_written_is_refused_before_anything_runs() {
     refused(directory.path(), &arguments, &["nowhere/sum.safetensors", "No such file"]);
     arguments[6] = ".";
     refused(directory.path(), &arguments, &["is a directory"]);
+}
+
+/// Device nodes are for root to make; a socket and a pipe stand for them elsewhere.
+fn special_files(directory: &Path) -> Vec<String> {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    let rights = Mode::from_bits_truncate(0o666);
+    mknod(&directory.join("pipe"), SFlag::S_IFIFO, rights, 0).unwrap();
+    mknod(&directory.join("socket"), SFlag::S_IFSOCK, rights, 0).unwrap();
+    std::os::unix::fs::symlink("pipe", directory.join("link to a pipe")).unwrap();
+    std::os::unix::fs::symlink("nothing", directory.join("link to nothing")).unwrap();
+    let mut names = vec!["pipe", "socket", "link to a pipe", "link to nothing"];
+    if mknod(&directory.join("null"), SFlag::S_IFCHR, rights, makedev(1, 3)).is_ok() {
+        names.push("null");
+    }
+    names.into_iter().map(String::from).collect()
+}
+
+#[test]
+fn an_output_that_is_no_file_is_refused_and_stays_what_it_is() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = good(4);
+    for name in special_files(directory.path()) {
+        let path = directory.path().join(&name);
+        let about = || fs::symlink_metadata(&path).map(|about| (about.ino(), about.mode(), about.rdev())).unwrap();
+        let before = about();
+        let mut arguments = REDUCE;
+        arguments[6] = &name;
+        refused(directory.path(), &arguments, &[&name, "name a file"]);
+        assert_eq!(about(), before, "{name}");
+    }
 }
 
 #[test]

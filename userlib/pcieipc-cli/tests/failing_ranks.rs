@@ -48,7 +48,19 @@ impl Started {
     fn ranks(&self) -> Vec<Pid> {
         let path = format!("/proc/{0}/task/{0}/children", self.child.id());
         let children = fs::read_to_string(path).unwrap_or_default();
-        children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap())).collect()
+        let children = children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()));
+        children.filter(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"\0rank\0"))).collect()
+    }
+
+    /// All processes that have this run's private folder in their environment.
+    fn processes(&self) -> Vec<i32> {
+        let mark = format!("TMPDIR={}\0", self.meeting.path().display());
+        let of_this_run = |pid: &i32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            String::from_utf8_lossy(&environment).contains(&mark)
+        };
+        let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        all.filter(of_this_run).collect()
     }
 
     /// Waits until `done`, looking often.
@@ -180,4 +192,35 @@ fn ranks_end_when_their_parent_is_killed() {
     kill(ranks[3], Signal::SIGCONT).ok();
     let gone = |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z"));
     run.until("the end of all ranks", |_| ranks.iter().all(gone));
+}
+
+#[test]
+fn a_run_that_is_killed_at_any_moment_leaves_neither_processes_nor_files() {
+    let directory = long(4);
+    let before = listing(directory.path());
+    // What a kernel short of memory, a lost terminal, a quitting user and a bug would send.
+    for (at, signal) in
+        [Signal::SIGKILL, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGABRT].into_iter().cycle().take(24).enumerate()
+    {
+        let mut run = Started::new(directory.path(), &reduce("4", "60s"));
+        drop((run.child.stdout.take(), run.child.stderr.take()));
+        std::thread::sleep(Duration::from_millis(3 * at as u64));
+        let sent = kill(run.pid(), signal);
+        let ended = run.child.wait().unwrap();
+        run.until("the end of all its processes", |run| run.processes().is_empty());
+        assert!(listing(run.meeting.path()).is_empty(), "after {signal} in step {at}: {:?}", listing(run.meeting.path()));
+        let left: Vec<_> = listing(directory.path()).into_iter().filter(|name| !before.contains(name)).collect();
+        // On a fast machine a run may have been done before.
+        assert!(left.is_empty() || (left == [SUM] && sent.is_ok()), "after {signal} in step {at} ({ended}): {left:?}");
+        let _ = fs::remove_file(directory.path().join(SUM));
+    }
+}
+
+#[test]
+fn a_process_that_cleans_up_does_not_outlive_a_good_run() {
+    let directory = good(2);
+    let mut run = Started::new(directory.path(), &reduce("2", "60s"));
+    assert!(run.child.wait().unwrap().success());
+    assert!(run.processes().is_empty());
+    assert!(listing(run.meeting.path()).is_empty());
 }

@@ -6,10 +6,7 @@ use std::{collections::BTreeMap, fmt::Write, path::Path};
 use serde_json::json;
 
 use super::{Job, Memory, measure, peers, picture};
-use crate::{
-    failure::Failure,
-    supervisor::{Interruption, meeting_directory},
-};
+use crate::{failure::Failure, scratch::Scratch, supervisor::Interruption};
 
 /// The medians of all contenders.
 #[derive(Debug)]
@@ -34,7 +31,7 @@ impl Contest {
     /// # Errors
     /// Run when a contender fails.
     pub fn hold(job: &Job, rounds: usize, interruption: &Interruption) -> Result<Self, Failure> {
-        let folder = meeting_directory()?;
+        let folder = Scratch::new()?;
         let peers = peers::find(job, &folder)?;
         let mut times: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
         let mut limits: BTreeMap<usize, Vec<f64>> = BTreeMap::new();

@@ -7,10 +7,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tempfile::TempDir;
-
 use super::Job;
-use crate::failure::Failure;
+use crate::{failure::Failure, scratch::Scratch};
 
 const OSU_LOOP: &str = include_str!("osu_loop.c");
 const GLOO_LOOP: &str = include_str!("gloo_loop.py");
@@ -31,7 +29,7 @@ pub struct Peer {
 ///
 /// # Errors
 /// Run when a program can not be written to the folder.
-pub fn find(job: &Job, folder: &TempDir) -> Result<Vec<Peer>, Failure> {
+pub fn find(job: &Job, folder: &Scratch) -> Result<Vec<Peer>, Failure> {
     let mut peers = Vec::new();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);

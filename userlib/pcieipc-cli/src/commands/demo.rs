@@ -7,11 +7,12 @@ use pcieipc::device::EndpointInfo;
 
 use crate::{
     demo::{EndpointCount, Fault, Report, Story, draw, tree_of},
-    failure::Failure,
+    failure::{Failure, with_remedy},
     group::{Group, GroupArguments},
     module,
     ranks::{Counters, Crew, Mover, Rehearsal, Report as Heard, now_ns},
-    supervisor::{Interruption, Supervisor, meeting_directory},
+    scratch::Scratch,
+    supervisor::{Interruption, Supervisor},
     tally,
 };
 
@@ -120,12 +121,12 @@ impl Demo {
     /// Runs the ranks, strikes when all are reducing; gives what was heard and when the fault was.
     fn lose(&self, group: &Group, fault: &Fault) -> Result<(Story, Supervisor, Option<u64>), Failure> {
         let interruption = Interruption::catch()?;
-        let meeting = meeting_directory()?;
+        let meeting = Scratch::new()?;
         let mut jobs = group.jobs(meeting.path(), true);
         for job in &mut jobs {
             job.rehearsal = Some(Rehearsal { victim: self.victim, patience: PATIENCE });
         }
-        let crew = Crew::start(&jobs).map_err(|error| Failure::Run(format!("starting the ranks: {error}")))?;
+        let crew = Crew::start(&jobs).map_err(|error| Failure::Run(format!("starting the ranks: {}", with_remedy(&error))))?;
         let tensors = group.files.first().map_or(&[][..], |file| file.tensors());
         let mut story = Story::new(group.ranks(), self.victim, tensors);
         let mut supervisor = Supervisor::new(crew, group, interruption);

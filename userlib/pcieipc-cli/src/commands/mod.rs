@@ -12,6 +12,7 @@ pub mod rank;
 pub mod reduce;
 pub mod simulate;
 pub mod snapshot;
+pub mod sweep;
 pub mod topo;
 pub mod tune;
 pub mod watch;

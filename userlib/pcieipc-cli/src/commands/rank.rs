@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, with_remedy},
     gradients::{BadFile, GradientFile, Judgement, Tensor, judge},
     member::Member,
     ranks::{Job, Lost, Rehearsal, Report, TensorDone, now_ns},
@@ -30,7 +30,7 @@ enum Stop {
     Library(#[from] pcieipc::Error),
     #[error(transparent)]
     File(#[from] BadFile),
-    #[error("writing the sum: {0}")]
+    #[error("writing the sum: {}", with_remedy(.0))]
     Output(io::Error),
     #[error("nobody was lost within {0:?}")]
     NothingLost(Duration),
@@ -56,7 +56,7 @@ impl Rank {
             Err(stop) => {
                 let (kind, bad_use) = match &stop {
                     Stop::Library(error) => (name_of(error), matches!(error, pcieipc::Error::Argument(_))),
-                    Stop::File(_) => ("BadFile".into(), true),
+                    Stop::File(bad) => ("BadFile".into(), bad.is_the_files_fault()),
                     Stop::Output(_) => ("Output".into(), false),
                     Stop::NothingLost(_) => ("NothingLost".into(), false),
                     Stop::Parent(_) => ("Parent".into(), false),

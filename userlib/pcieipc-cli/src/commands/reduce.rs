@@ -4,7 +4,6 @@
 use std::{
     fs,
     io::{self, Write},
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -12,10 +11,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tempfile::NamedTempFile;
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, remedy, with_remedy},
     group::{Group, GroupArguments},
     ranks::{Crew, Report},
-    supervisor::{Interruption, Supervisor, meeting_directory},
+    scratch::Scratch,
+    supervisor::{Interruption, Supervisor},
     tally::{self, Tally},
 };
 
@@ -39,15 +39,16 @@ impl Reduce {
     pub fn run(self) -> Result<(), Failure> {
         let group = self.group.prepare()?;
         let interruption = Interruption::catch()?;
-        let output = self.claim_output(&group)?;
+        let place = self.place(&group)?;
+        let mut scratch = Scratch::new()?;
+        let output = self.claim(&place, &group, &mut scratch)?;
         eprintln!("transport: {} ({})", group.choice.name, group.choice.why);
 
-        let meeting = meeting_directory()?;
-        let mut jobs = group.jobs(meeting.path(), self.check);
+        let mut jobs = group.jobs(scratch.path(), self.check);
         if let Some(first) = jobs.first_mut() {
             first.output = Some(output.path().into());
         }
-        let crew = Crew::start(&jobs).map_err(|error| Failure::Run(format!("starting the ranks: {error}")))?;
+        let crew = Crew::start(&jobs).map_err(|error| Failure::Run(format!("starting the ranks: {}", with_remedy(&error))))?;
 
         let tensors = group.files.first().map_or(&[][..], |file| file.tensors());
         let mut tally = Tally::new(tensors);
@@ -79,7 +80,7 @@ impl Reduce {
             _ => None,
         };
         if refused.is_none() {
-            keep(output, &self.output)?;
+            keep(output, &place)?;
         }
         if self.json {
             let told = serde_json::json!({
@@ -97,13 +98,26 @@ impl Reduce {
         }
     }
 
-    /// A temporary file beside the output, so that the output appears whole or not at all.
-    fn claim_output(&self, group: &Group) -> Result<NamedTempFile, Failure> {
+    /// Where the sum belongs: a link is followed, and what is there already must be a file that may be replaced.
+    fn place(&self, group: &Group) -> Result<PathBuf, Failure> {
         let bad = |what: String| Failure::Use(format!("{}: {what}", self.output.display()));
-        if self.output.is_dir() {
+        let Ok(about) = fs::symlink_metadata(&self.output) else {
+            // Nothing, or nothing that can be seen; making the file beside it tells which.
+            return Ok(self.output.clone());
+        };
+        let place = if about.is_symlink() {
+            fs::canonicalize(&self.output).map_err(|error| bad(format!("is a link that leads nowhere ({error}); name a file")))?
+        } else {
+            self.output.clone()
+        };
+        let about = fs::metadata(&place).map_err(|error| bad(error.to_string()))?;
+        if about.is_dir() {
             return Err(bad("is a directory; name a file".into()));
         }
-        if let Ok(output) = fs::canonicalize(&self.output) {
+        if !about.is_file() {
+            return Err(bad("is neither a file nor free: a device, pipe or socket is not replaced by a sum; name a file".into()));
+        }
+        if let Ok(output) = fs::canonicalize(&place) {
             let input = (0..group.ranks())
                 .map(|rank| self.group.input.path(rank))
                 .find(|path| fs::canonicalize(path).is_ok_and(|path| path == output));
@@ -111,24 +125,23 @@ impl Reduce {
                 return Err(bad(format!("is the input {}; the sum must not overwrite a gradient", input.display())));
             }
         }
-        let directory = match self.output.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let make = || -> io::Result<NamedTempFile> {
-            let mut file = tempfile::Builder::new()
-                .prefix(".pcieipc-")
-                .suffix(".partial")
-                // As File::create would: the umask takes away what it should.
-                .permissions(fs::Permissions::from_mode(0o666))
-                .tempfile_in(directory)?;
+        Ok(place)
+    }
+
+    /// A temporary file beside the output, so that the output appears whole or not at all.
+    fn claim(&self, place: &Path, group: &Group, scratch: &mut Scratch) -> Result<NamedTempFile, Failure> {
+        let mut make = || -> io::Result<NamedTempFile> {
+            let mut file = scratch.beside(place)?;
             if let Some(first) = group.files.first() {
                 file.write_all(first.head())?;
                 file.as_file().set_len((first.head().len() + group.bytes()) as u64)?;
             }
             Ok(file)
         };
-        make().map_err(|error| bad(format!("can not be written in {}: {error}", directory.display())))
+        make().map_err(|error| {
+            let text = format!("{}: can not be written: {}", self.output.display(), with_remedy(&error));
+            if remedy(&error).is_some() { Failure::Run(text) } else { Failure::Use(text) }
+        })
     }
 }
 

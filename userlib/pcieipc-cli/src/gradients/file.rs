@@ -11,6 +11,8 @@ use std::{
 
 use safetensors::{Dtype, tensor::Metadata};
 
+use crate::failure::{remedy, with_remedy};
+
 /// The safetensors library's own limit on a header.
 const MAX_HEADER: u64 = 100_000_000;
 
@@ -53,7 +55,7 @@ pub struct Tensor {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum BadFile {
-    #[error("{}: {source}", .path.display())]
+    #[error("{}: {}", .path.display(), with_remedy(.source))]
     Io { path: PathBuf, source: io::Error },
     #[error("{}: not a safetensors file: {why}", .path.display())]
     Format { path: PathBuf, why: String },
@@ -67,6 +69,13 @@ pub enum BadFile {
     Differs(Box<Difference>),
     #[error("{}: tensor {tensor:?} is missing, {} has it; all ranks must have the same tensors", .path.display(), .reference.display())]
     Missing { path: PathBuf, reference: PathBuf, tensor: String },
+}
+
+impl BadFile {
+    /// Whether the file is to blame, and not a limit of this process.
+    pub fn is_the_files_fault(&self) -> bool {
+        !matches!(self, BadFile::Io { source, .. } if remedy(source).is_some())
+    }
 }
 
 /// A tensor in which two files disagree.

@@ -72,7 +72,7 @@ impl Crew {
             crew.running += 1;
             if let Some(stdout) = stdout {
                 let tell = tell.clone();
-                std::thread::spawn(move || {
+                std::thread::Builder::new().spawn(move || {
                     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                         let heard = serde_json::from_str(&line).map_or_else(|_| Heard::Garbled(line), Heard::Report);
                         if tell.send((rank, Some(heard))).is_err() {
@@ -80,7 +80,7 @@ impl Crew {
                         }
                     }
                     let _ = tell.send((rank, None));
-                });
+                })?;
             }
         }
         Ok(crew)
