@@ -8,7 +8,7 @@ use pcieipc::{
     tune::{self, Calibration, Choice, Explanation, Tuner},
 };
 
-use crate::{commands::bench::bytes, failure::Failure, supervisor::meeting_directory};
+use crate::{commands::bench::bytes, failure::Failure, scratch::Scratch};
 
 /// Measure this machine (a few seconds, once) and say which size takes which algorithm
 #[derive(Debug, clap::Args)]
@@ -67,7 +67,7 @@ impl Tune {
             Some(found) => found,
             None => {
                 // Ranks meet below it, so that what is deleted is theirs alone.
-                let meeting = meeting_directory()?;
+                let meeting = Scratch::new()?;
                 let found = Calibration::measure(&meeting.path().join("tune"))?;
                 tune::store(&key, &found)?;
                 found
