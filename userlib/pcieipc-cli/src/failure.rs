@@ -40,9 +40,15 @@ impl From<pcieipc::Error> for Failure {
 /// What to do when it is a limit or the machine that says no, and not the arguments; `None` for every other error.
 pub fn remedy(error: &io::Error) -> Option<&'static str> {
     use nix::errno::Errno;
-    // An error that was given a path carries the number one further down.
-    let below = || error.get_ref()?.source()?.downcast_ref::<io::Error>()?.raw_os_error();
-    match Errno::from_raw(error.raw_os_error().or_else(below)?) {
+    // An error that was given a path has lost its number and kept its kind.
+    let kind = || match error.kind() {
+        io::ErrorKind::FileTooLarge => Some(Errno::EFBIG as i32),
+        io::ErrorKind::StorageFull => Some(Errno::ENOSPC as i32),
+        io::ErrorKind::QuotaExceeded => Some(Errno::EDQUOT as i32),
+        io::ErrorKind::OutOfMemory => Some(Errno::ENOMEM as i32),
+        _ => None,
+    };
+    match Errno::from_raw(error.raw_os_error().or_else(kind)?) {
         Errno::EMFILE | Errno::ENFILE => Some("raise the limit of open files (ulimit -n)"),
         Errno::EAGAIN => Some("raise the limit of processes (ulimit -u)"),
         Errno::ENOMEM => Some("free some memory"),
