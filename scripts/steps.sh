@@ -49,3 +49,22 @@ link() {
     ln -sfn "$target" "$PCIEIPC_CACHE/current/.$2.part"
     mv -T "$PCIEIPC_CACHE/current/.$2.part" "$PCIEIPC_CACHE/current/$2"
 }
+
+# host_mirror SUFFIX: where this host takes its own Debian from, or with -security its security updates; nothing when apt's
+# sources name no such place.
+host_mirror() {
+    local release
+    # shellcheck disable=SC1091
+    release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")$1
+    # shellcheck disable=SC2016 # apt's own variables
+    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+        awk -v release="$release" '$2 == release && $3 == "main" && $1 ~ /^https?:/ && !seen++ { sub("/$", "", $1); print $1 }'
+}
+
+# debian_mirror: a mirror carries all releases, so the environment comes from the host's; PCIEIPC_MIRROR names another.
+debian_mirror() {
+    local uri=${PCIEIPC_MIRROR:-}
+    [ -n "$uri" ] || uri=$(host_mirror '')
+    [ -n "$uri" ] || die "apt's sources name no Debian mirror: set PCIEIPC_MIRROR to one"
+    echo "${uri%/}"
+}
