@@ -152,10 +152,19 @@ impl Tuner {
     /// Microseconds of a collective on the model, or `None` where there is no such plan.
     fn predict(&self, collective: Collective, choice: Choice, bytes: usize) -> Option<f64> {
         const ELEMENT: usize = 4;
-        // A chunk that was not measured counts as the next longer one.
-        let at = CHUNKS.iter().position(|c| *c >= choice.chunk).unwrap_or(CHUNKS.len() - 1);
+        // Records are no longer than a shard; what was not measured counts as the next longer one.
+        let record = choice.chunk.min(shard(choice.algorithm, self.ranks, bytes));
+        let at = CHUNKS.iter().position(|c| *c >= record).unwrap_or(CHUNKS.len() - 1);
         let machine = Machine::of_processes(&self.tree, self.calibration.processes(at)).ok()?;
         time(&machine, &self.tree, self.ranks, (collective, choice), bytes / ELEMENT, ELEMENT)
+    }
+}
+
+/// How much of a message is cut into records of its own.
+fn shard(algorithm: Algorithm, ranks: usize, whole: usize) -> usize {
+    match algorithm {
+        Algorithm::OneShot | Algorithm::Star => whole,
+        _ => whole.div_ceil(ranks.max(1)),
     }
 }
 
@@ -168,9 +177,7 @@ fn time(
     count: usize,
     element: usize,
 ) -> Option<f64> {
-    let whole = matches!(choice.algorithm, Algorithm::OneShot | Algorithm::Star);
-    let shard = if whole { count } else { count.div_ceil(ranks.max(1)) };
-    let chunk = (choice.chunk / element).max(shard.div_ceil(MOST_WINDOWS));
+    let chunk = (choice.chunk / element).max(shard(choice.algorithm, ranks, count).div_ceil(MOST_WINDOWS));
     let shape = Shape { align: 64 / element, ..Shape::new(ranks, count, chunk) };
     let plans: Option<Vec<Plan>> = (0..ranks).map(|rank| plan::build(collective, choice.algorithm, shape, rank, tree)).collect();
     Some(sim::run(machine, &plans?, element).us)

@@ -51,6 +51,14 @@ fn only_plans_in_rank_order_are_chosen_and_all_arguments_have_an_answer() {
 }
 
 #[test]
+fn a_chunk_longer_than_the_message_is_the_same_plan_and_no_reason_to_leave_the_default() {
+    let calibration = Calibration { megabytes: [50_000, 5_000, 5_000], ..USUAL };
+    for bytes in [64, 4096, 8192] {
+        assert_eq!(choose(&Tree::flat(2), calibration, bytes).chunk, default(bytes).chunk, "{bytes}");
+    }
+}
+
+#[test]
 fn sixteen_ranks_choose_whatever_chunk_they_were_given() {
     let tuner = Tuner::new(Tree::flat(16), 16, USUAL);
     let usual = Choice { algorithm: Algorithm::OneShot, chunk: 64 };
