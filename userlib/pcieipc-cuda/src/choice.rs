@@ -68,6 +68,7 @@ fn blocks_for(units: u64, threads: u32, most: u32) -> u32 {
 }
 
 /// The choice for a call of `bytes` bytes between `ranks` ranks whose slowest path is `path`.
+#[allow(clippy::match_overlapping_arm, reason = "a table of upper bounds reads better than one of ranges")]
 pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choice {
     let _ = kind;
     let limits = limits(path, ranks);
@@ -110,7 +111,7 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
     match path {
         _ if ranks > 2 && bytes > longest => stream([4, 12], 16 << 10),
         Path::Host => match bytes {
-            0..=2048 => narrow(128, 1),
+            ..=2048 => narrow(128, 1),
             ..=4096 => narrow(704, 1),
             ..=16384 => narrow(128, 1),
             ..=65536 => narrow(512, 1),
@@ -122,7 +123,7 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             _ => stream([8, 16], 32 << 10),
         },
         Path::PeerWide => match bytes {
-            0..=1024 => whole(96, 1),
+            ..=1024 => whole(96, 1),
             ..=65536 => whole(128, 1),
             ..=131_072 => whole(256, 1),
             ..=262_144 => whole(512, 1),
@@ -134,7 +135,7 @@ pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choic
             _ => stream([4, 12], 64 << 10),
         },
         Path::Peer => match bytes {
-            0..=16384 => narrow(128, 1),
+            ..=16384 => narrow(128, 1),
             ..=1_048_576 => narrow(512, 1),
             ..=33_554_432 => stream([4, 8], 16 << 10),
             _ => stream([4, 12], 64 << 10),

@@ -19,7 +19,6 @@ use crate::abi::Args;
 #[derive(Debug, Default)]
 pub struct World {
     memory: Mutex<BTreeMap<Address, (i32, Vec<u8>)>>,
-    launches: Mutex<Vec<(i32, String)>>,
 }
 
 /// One device of a world.
@@ -55,9 +54,6 @@ impl Fake {
     pub fn partitioned(mut self) -> Self {
         self.facts.mig = true;
         self
-    }
-    pub fn launches(world: &World) -> Vec<(i32, String)> {
-        world.launches.lock().unwrap().clone()
     }
 
     fn memory(&self) -> MutexGuard<'_, BTreeMap<Address, (i32, Vec<u8>)>> {
@@ -148,7 +144,6 @@ impl Device for Fake {
     }
     unsafe fn launch(&self, function: Function, _: Launch, args: &Args, _: Stream) -> Result<()> {
         let name = NAMES[function.0];
-        self.world.launches.lock().unwrap().push((self.facts.ordinal, name.to_owned()));
         let words = (args.bytes / 4) as u32;
         match name {
             "probe_store" => {

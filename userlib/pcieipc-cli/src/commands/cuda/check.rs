@@ -83,8 +83,7 @@ impl Trials {
             Trial::Absent { rank, deadline } => {
                 let before = self.ground.options.deadline;
                 c.set_deadline(Duration::from_millis(deadline));
-                let answer = self.fails(c, before, |_, me| me != rank);
-                answer
+                self.fails(c, before, |_, me| me != rank)
             }
             Trial::Abort { rank } => self.fails(c, Duration::ZERO, |c, me| {
                 if me == rank {
@@ -106,8 +105,7 @@ impl Trials {
             }
             Trial::AtOnce => self.at_once(c),
             Trial::Rebuild => {
-                let place = format!("again-{}", self.ground.rank.min(0));
-                let group = self.ground.meet(&place)?;
+                let group = self.ground.meet("again")?;
                 **c = Communicator::new(group, self.ground.device.clone(), self.ground.options.clone())?;
                 self.one(c, 100_000, Kind::F32)
             }
