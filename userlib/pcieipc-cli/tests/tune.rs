@@ -33,7 +33,10 @@ fn a_machine_is_measured_once_and_the_table_says_why() {
         assert!(row["choice"] == row["default"] || us(&row["choice"]) < 0.95 * us(&row["default"]), "{row}");
     }
     let explained = tune(directory.path(), &["tune", "--explain"]);
-    assert!(explained.succeeds().out.contains("measured earlier") && explained.out.contains("star"), "{}", explained.out);
+    assert!(explained.succeeds().out.contains("measured earlier"), "{}", explained.out);
+    // Nothing is predicted for ranks that share a processor.
+    let alone = std::thread::available_parallelism().unwrap().get() < 2;
+    assert_eq!(explained.out.contains("star"), !alone, "{}", explained.out);
     let bench = tune(
         directory.path(),
         &["bench", "--ranks", "2", "--transport", "shm", "--tuned", "--min", "1K", "--max", "1M", "--time", "1ms"],

@@ -148,6 +148,6 @@ fn why(row: &Explanation) -> String {
             format!("the default; nothing is predicted to be 5 % faster than its {usual:.1} us")
         }
         (Some(chosen), Some(usual)) => format!("{chosen:.1} us predicted; the default, {}, takes {usual:.1}", name(row.default)),
-        _ => "the default; it can not be predicted".into(),
+        _ => "the default; nothing is predicted for more ranks than processors".into(),
     }
 }

@@ -126,12 +126,18 @@ impl Tuner {
             Collective::Reduce | Collective::Broadcast => &[Algorithm::Star, Algorithm::TwoShot],
             _ => &[],
         };
+        // Two ranks with a processor each were measured. Where ranks share processors, the model takes a sleeper's waking for work of every step.
+        if self.ranks > self.calibration.processors as usize {
+            return Explanation { choice: default, default, candidates: Vec::new() };
+        }
         let mut candidates = Vec::new();
         let all = algorithms.iter().flat_map(|&algorithm| CHUNKS.map(|chunk| Choice { algorithm, chunk }));
         for choice in std::iter::once(default).chain(all.filter(|c| *c != default)) {
             // Records are no longer than the message, so a larger chunk would be the same plan.
             let needed = CHUNKS.iter().copied().find(|c| *c >= class).unwrap_or(usize::MAX);
-            if choice != default && choice.chunk > needed {
+            // Others than the default must be run on the model as they are, not with fewer, longer records.
+            let windows = shard(choice.algorithm, self.ranks, class).div_ceil(choice.chunk.max(1));
+            if choice != default && (choice.chunk > needed || windows > MOST_WINDOWS) {
                 continue;
             }
             if let Some(us) = self.predict(collective, choice, class) {

@@ -59,6 +59,15 @@ fn a_chunk_longer_than_the_message_is_the_same_plan_and_no_reason_to_leave_the_d
 }
 
 #[test]
+fn ranks_that_share_processors_keep_the_default() {
+    let slow = Calibration { step_ns: 50_000, processors: 3, ..USUAL };
+    for bytes in [16 << 10, 64 << 10] {
+        assert_eq!(choose(&Tree::flat(4), slow, bytes), default(bytes));
+        assert_ne!(choose(&Tree::flat(3), slow, bytes), default(bytes));
+    }
+}
+
+#[test]
 fn sixteen_ranks_choose_whatever_chunk_they_were_given() {
     let tuner = Tuner::new(Tree::flat(16), 16, USUAL);
     let usual = Choice { algorithm: Algorithm::OneShot, chunk: 64 };
