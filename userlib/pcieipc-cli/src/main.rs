@@ -69,11 +69,11 @@ fn main() -> ExitCode {
         Command::Rank(command) => (false, command.run().map(done)),
         Command::Reduce(command) => (command.json, command.run().map(done)),
         Command::Simulate(command) => (command.json, command.run().map(done)),
-        Command::Snapshot(command) => (false, command.run()),
+        Command::Snapshot(command) => (command.json, command.run()),
         Command::Sweep(command) => (false, command.run().map(done)),
         Command::Topo(command) => (command.json, command.run()),
         Command::Tune(command) => (command.json, command.run().map(done)),
-        Command::Watch(command) => (false, command.run()),
+        Command::Watch(command) => (command.json, command.run()),
     };
     failure::exit_code(outcome, json)
 }

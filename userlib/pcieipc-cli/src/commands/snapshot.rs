@@ -21,6 +21,9 @@ pub struct Snapshot {
     /// Look a second time after this many seconds, so that rates of errors can be told; 0 looks once
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     sample: f64,
+    /// Say what was saved as JSON
+    #[arg(long)]
+    pub json: bool,
     /// Save a host whose /sys and /proc are mounted below this folder
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
@@ -40,6 +43,11 @@ impl Snapshot {
         let failed = |e: std::io::Error| Failure::Run(format!("{}: {e}", self.file.display()));
         let file = File::create(&self.file).map_err(failed)?;
         archive.write(BufWriter::new(file)).map_err(failed)?;
+        if self.json {
+            let saved = serde_json::json!({ "ok": true, "file": self.file, "files": archive.entries().count() });
+            println!("{saved}");
+            return Ok(ExitCode::SUCCESS);
+        }
         eprintln!("{}: {} files; look inside with `tar tzf` before you send it", self.file.display(), archive.entries().count());
         Ok(ExitCode::SUCCESS)
     }

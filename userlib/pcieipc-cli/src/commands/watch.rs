@@ -33,6 +33,9 @@ pub struct Watch {
     /// Write one JSON object for each event, to standard output or a file, in place of the screen
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     log: Option<PathBuf>,
+    /// The same to standard output
+    #[arg(long, conflicts_with = "log")]
+    pub json: bool,
     /// Keep a file of metrics for node exporter's text collector up to date, such as /var/lib/node_exporter/pcieipc.prom
     #[arg(long, value_name = "FILE")]
     prometheus: Option<PathBuf>,
@@ -48,7 +51,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn run(self) -> Result<ExitCode, Failure> {
+    pub fn run(mut self) -> Result<ExitCode, Failure> {
+        if self.json {
+            self.log = Some("-".into());
+        }
         if !(0.05..=3600.0).contains(&self.interval) || self.duration.is_some_and(|d| !(0.0..=1e9).contains(&d)) {
             return Err(Failure::Use("--interval takes 0.05 to 3600 seconds, --duration up to 1e9".into()));
         }
