@@ -12,8 +12,9 @@
  *
  * Every call takes a pointer to a structure whose first field is its size, as the caller compiled it. A module that knows
  * a shorter structure refuses a longer one unless the part it does not know is zero (E2BIG); one that knows a longer
- * structure reads the missing part as zero and writes back no more than the caller has. Unknown flags and non-zero
- * padding are refused (EINVAL).
+ * structure reads the missing part as zero and writes back no more than the caller has. A structure shorter than that of
+ * version 1, unknown flags and non-zero padding are refused (EINVAL). A 32-bit program needs _FILE_OFFSET_BITS=64, because
+ * offsets for mmap are 64 bits wide.
  *
  * Errors of all calls: ENOTTY unknown call; E2BIG unknown tail; EINVAL bad value; EFAULT bad pointer; ENOENT no object
  * with that id; EOPNOTSUPP not on this endpoint; EIO the endpoint is recovering; ESTALE the endpoint lives in a newer
