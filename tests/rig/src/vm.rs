@@ -207,7 +207,7 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
         wanted.extend(crate::initramfs::needs(&place.kernel.module)?);
     }
     let order = files.modules(&place.kernel.modules, &wanted)?;
-    files.text("/rig/stock-modules", &order.iter().map(|path| format!("{path}\n")).collect::<String>(), 0o644);
+    files.text("/rig/stock-modules", &order.iter().flat_map(|path| [path.as_str(), "\n"]).collect::<String>(), 0o644);
     if guest.module {
         let module = &place.kernel.module;
         if !module.exists() {

@@ -295,7 +295,10 @@ impl Builder<'_> {
         if let Ok(bytes) = serde_json::to_vec(&facts) {
             self.archive.file(FACTS, bytes);
         }
-        let log: String = host.log.iter().enumerate().map(|(i, line)| format!("4,{i},{}000000,-;{line}\n", i + 1)).collect();
+        let mut log = String::new();
+        for (i, line) in host.log.iter().enumerate() {
+            log.push_str(&format!("4,{i},{}000000,-;{line}\n", i + 1));
+        }
         self.archive.file(KERNEL_LOG, log);
     }
 }

@@ -193,7 +193,7 @@ fn key(source: &str, element: &str, capability: (u32, u32)) -> String {
         hash.update(text);
     }
     hash.update(format!("{element} {capability:?} {:?}", defines()));
-    hash.finalize().iter().take(12).map(|b| format!("{b:02x}")).collect()
+    hash.finalize().iter().take(12).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// Compiles the kernels of one type, without the cache.

@@ -82,11 +82,11 @@ fn unfold(root: &Path) {
             }
         }
     }
-    let numa: String = (0..4)
-        .map(|n| {
-            format!("[[numa]]\nid = {n}\ncpus = \"{}-{}\"\nsocket = {n}\ndistances = \"10 21 21 21\"\n", n * 32, n * 32 + 31)
-        })
-        .collect();
+    let mut numa = String::new();
+    for n in 0..4 {
+        let (first, last) = (n * 32, n * 32 + 31);
+        let _ = writeln!(numa, "[[numa]]\nid = {n}\ncpus = \"{first}-{last}\"\nsocket = {n}\ndistances = \"10 21 21 21\"");
+    }
     let text = format!("about = \"bench\"\ntree = \"\"\"\n{tree}\"\"\"\n{numa}");
     let fixture: Fixture = toml::from_str(&text).expect("the description is ours");
     for (path, entry) in fixture.build().expect("the description is ours").entries() {

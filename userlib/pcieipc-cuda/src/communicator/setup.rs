@@ -244,8 +244,8 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         tx: [0; MAX_RANKS],
         rx: [0; MAX_RANKS],
     };
-    for peer in 0..ranks {
-        if let Some(remote) = &remotes[peer] {
+    for (peer, remote) in remotes.iter().enumerate() {
+        if let Some(remote) = remote {
             args.tx[peer] = remote.address();
             args.rx[peer] = match (paths[rank][peer], &host_mailbox, &device_mailbox) {
                 (Path::Host, Some(shared), _) => shared.address(),

@@ -212,7 +212,7 @@ impl Taker<'_> {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             text.split("\n\n").next().unwrap_or_default().as_bytes().to_vec()
         });
-        self.text_with("proc/iomem", |text| text.lines().filter(|l| l.contains("PCI Bus")).map(|l| format!("{l}\n")).collect());
+        self.text_with("proc/iomem", |text| text.split_inclusive('\n').filter(|l| l.contains("PCI Bus")).collect());
         self.text_with(KERNEL_LOG, |text| text.lines().filter_map(redact::log_line).map(|l| l + "\n").collect());
         for link in ["proc/self/ns/pid", "proc/self/ns/ipc"] {
             self.link(link);
@@ -252,7 +252,7 @@ impl Taker<'_> {
     fn nvidia(&mut self) {
         for gpu in self.list("proc/driver/nvidia/gpus") {
             self.text_with(&format!("proc/driver/nvidia/gpus/{gpu}/information"), |text| {
-                text.lines().filter(|l| !l.contains("UUID") && !l.contains("Serial")).map(|l| format!("{l}\n")).collect()
+                text.split_inclusive('\n').filter(|l| !l.contains("UUID") && !l.contains("Serial")).collect()
             });
         }
         let folder = "proc/driver/nvidia/capabilities";
