@@ -23,6 +23,8 @@ use crate::{
 
 /// Longest request in bytes.
 const MAX_LINE: u64 = 4096;
+/// What is heard of a longer line before the connection ends.
+const MAX_HEARD: u64 = 1 << 20;
 const MAX_CONNECTIONS: usize = 32;
 const MAX_COUNT: u32 = 100_000;
 const MAX_DELAY_MS: u64 = 60_000;
@@ -122,6 +124,8 @@ fn serve(endpoints: &[Arc<Endpoint>], mut stream: UnixStream) -> io::Result<()> 
         let reply = outcome.unwrap_or_else(|error| json!({ "ok": false, "error": error }));
         writeln!(stream, "{reply}")?;
         if !complete {
+            // Who still writes is heard out, or a broken pipe would come before the reason.
+            reader.by_ref().take(MAX_HEARD).skip_until(b'\n')?;
             return Ok(());
         }
     }
