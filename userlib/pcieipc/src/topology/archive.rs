@@ -54,6 +54,14 @@ const LATER: &str = "pcieipc/later";
 const LATER_SECONDS: &str = "pcieipc/later-seconds";
 const LATER_GONE: &str = "pcieipc/later-gone";
 
+/// The longest path of a system (PATH_MAX). A name in an archive can be longer, and each of its folders would be kept.
+const LONGEST_PATH: usize = 4096;
+
+/// No system has such a path, and no archive can hold it.
+fn impossible(path: &str) -> bool {
+    path.is_empty() || path.len() > LONGEST_PATH || path.contains('\0')
+}
+
 impl Archive {
     /// An empty archive.
     pub fn new(origin: Origin) -> Self {
@@ -63,8 +71,6 @@ impl Archive {
     /// Adds or replaces an entry. Dots in the path are resolved, so that it can not leave the archive.
     pub fn insert(&mut self, path: &str, entry: Entry) {
         let path = resolve("", path);
-        // No system has such names, and no archive can hold them.
-        let impossible = |text: &str| text.is_empty() || text.contains('\0');
         if impossible(&path) || matches!(&entry, Entry::Link(target) if impossible(target)) {
             return;
         }
@@ -80,7 +86,7 @@ impl Archive {
     /// Adds an empty folder.
     pub fn folder(&mut self, path: &str) {
         let path = resolve("", path);
-        if !path.is_empty() {
+        if !impossible(&path) {
             self.name_in_parents(&path);
             self.folders.entry(path).or_default();
         }
@@ -322,6 +328,15 @@ mod tests {
         assert_eq!(read.text("sys/bus/pci/devices/0000:00:01.0/vendor").unwrap(), "0x10de");
         let refused = read.read("sys/bus/pci/devices/0000:00:01.0/config").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_path_longer_than_any_system_has_takes_no_memory() {
+        let mut archive = Archive::new(Origin::Snapshot);
+        archive.file(&"a/".repeat(30_000), "x");
+        archive.folder(&"b/".repeat(30_000));
+        archive.insert("c", Entry::Link("d/".repeat(30_000)));
+        assert_eq!(archive, Archive::new(Origin::Snapshot));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::io::Read;
 use super::{
     archive::{Archive, ArchiveError, Entry},
     function::Identity,
+    source::Source,
 };
 
 /// A text of more than this is no host.
@@ -64,7 +65,12 @@ pub fn open(input: impl Read) -> Result<Archive, ImportError> {
         return Err(ImportError::TooLong);
     }
     if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Ok(Archive::read(bytes.as_slice())?);
+        let archive = Archive::read(bytes.as_slice())?;
+        // A snapshot of a host without any function has the folder all the same.
+        if archive.list("sys/bus/pci/devices").is_err() {
+            return Err(ImportError::Empty("it is no snapshot that `pcieipc snapshot` wrote"));
+        }
+        return Ok(archive);
     }
     let text = String::from_utf8_lossy(&bytes);
     from_text(&text)
@@ -184,5 +190,10 @@ mod tests {
         assert!(matches!(from_text("<html/>"), Err(ImportError::Unknown)));
         assert!(matches!(from_text("<system><cpu"), Err(ImportError::Xml(_))));
         assert!(matches!(open(&b"\x1f\x8bnonsense"[..]), Err(ImportError::Archive(_))));
+        let mut photos = Archive::new(super::super::Origin::Snapshot);
+        photos.file("photos/cat.jpg", "meow");
+        let mut packed = Vec::new();
+        photos.write(&mut packed).unwrap();
+        assert!(matches!(open(packed.as_slice()), Err(ImportError::Empty(_))));
     }
 }
