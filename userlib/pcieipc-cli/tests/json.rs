@@ -46,3 +46,20 @@ fn a_watch_and_a_snapshot_say_what_they_did_in_json() {
     assert_eq!(said["ok"], true);
     assert!(said["files"].as_u64().expect("a count") > 0 && file.metadata().expect("the file").len() > 0);
 }
+
+#[test]
+fn the_doctor_says_what_a_saved_host_of_another_tool_does_not_know() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("nccl.xml");
+    let host = r#"<system version="1"><cpu numaid="0" affinity="0000000f" arch="x86_64">
+        <pci busid="0000:01:00.0" class="0x030200" vendor="0x10de" device="0x2330" link_speed="16.0 GT/s PCIe" link_width="16"/>
+        </cpu></system>"#;
+    std::fs::write(&file, host).expect("the file");
+    let file = file.to_str().expect("a name");
+
+    let said = pcieipc(&["doctor", "--json", "--snapshot", file]);
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    assert!(!said["missing"].as_array().expect("a list").is_empty(), "{said}");
+    let words = text(pcieipc(&["doctor", "--snapshot", file]).stderr);
+    assert!(words.contains("not checked"), "{words}");
+}

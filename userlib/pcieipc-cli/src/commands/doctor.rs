@@ -75,12 +75,16 @@ impl Doctor {
         let mut report = doctor::examine(&case);
         let worst = report.worst();
         report.findings.retain(|f| f.severity >= self.at_least);
+        for missing in now.tree.missing.iter().filter(|_| !self.json) {
+            eprintln!("not known from this source, so not checked: {missing}");
+        }
         if self.json {
             let value = serde_json::json!({
                 "ok": worst.is_none_or(|w| w < Severity::Warning),
                 "worst": worst,
                 "findings": report.findings,
                 "unchecked": report.unchecked,
+                "missing": now.tree.missing,
                 "notes": now.tree.notes,
             });
             println!("{}", serde_json::to_string_pretty(&value).map_err(|e| Failure::Run(e.to_string()))?);
