@@ -27,6 +27,7 @@ use nix::{
     sys::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
         eventfd::EventFd,
+        wait::waitpid,
     },
     unistd::{ForkResult, fork},
 };
@@ -121,7 +122,7 @@ fn a_writer_in_another_process_wakes_the_reader_and_its_data_is_there() {
             // SAFETY: leaves at once.
             unsafe { libc::_exit(0) }
         }
-        ForkResult::Parent { .. } => {
+        ForkResult::Parent { child } => {
             ours.set_read_timeout(Some(SOON)).unwrap();
             for round in 1..=50u64 {
                 assert_eq!(signals(&eventfd, SOON), 1, "round {round}");
@@ -130,6 +131,8 @@ fn a_writer_in_another_process_wakes_the_reader_and_its_data_is_there() {
                 ours.write_all(&[0]).unwrap();
             }
             ours.read_exact(&mut [0]).expect("the writer saw every head");
+            // It inherited the session's descriptor: while it lives, the endpoint stays taken.
+            waitpid(child, None).unwrap();
         }
     }
 }
