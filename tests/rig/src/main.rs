@@ -137,6 +137,19 @@ fn report(verdict: &Verdict, place: &Place) {
     let took = verdict.took.as_secs_f64();
     println!("vm {name}: {} in {took:.1} s ({})", verdict.count(), place.accelerator.name());
     if verdict.count().failed > 0 {
-        println!("vm {name}: its logs are in {}", verdict.folder.display());
+        println!("vm {name}: its logs are in {}; the command's last words:", verdict.folder.display());
+        for line in last_lines(&verdict.folder.join("output.log"), LAST_WORDS) {
+            println!("vm {name} | {line}");
+        }
     }
+}
+
+/// How much of a failed command's output the report repeats: where only the report is kept, this is all there is to judge by.
+const LAST_WORDS: usize = 25;
+
+fn last_lines(file: &Path, count: usize) -> Vec<String> {
+    let Ok(bytes) = std::fs::read(file) else { return Vec::new() };
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+    lines.iter().skip(lines.len().saturating_sub(count)).map(ToString::to_string).collect()
 }
