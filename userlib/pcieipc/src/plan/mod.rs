@@ -33,8 +33,9 @@ mod step;
 mod tree;
 
 pub use check::{Flaw, Proof, check};
+pub use pcieipc_reduce::Form;
 pub use shape::{Shape, shard_range};
-pub use step::{Form, Source, Step, Target};
+pub use step::{Source, Step, Target};
 pub use tree::Tree;
 
 use crate::error::Rank;

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One step: combine a chunk from all sources, store it to all targets.
 
-use crate::error::Rank;
+use pcieipc_reduce::Form;
 
-/// How elements lie in a record or in scratch memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
-    /// As in the user's buffers.
-    Element,
-    /// As a partial result: 16-bit floats as f32, everything else as it is.
-    Partial,
-}
+use crate::error::Rank;
 
 /// Where a step takes a chunk from. Offsets are those of the shard's first element, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

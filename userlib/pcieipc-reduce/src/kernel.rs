@@ -6,7 +6,7 @@ use super::{
     lane::{Combine, Lane},
     stream,
 };
-use crate::plan::Form;
+use crate::Form;
 
 /// Elements that are held in registers at once. Constant, so that the inner loops unroll into vector code whatever the
 /// pointers are: buffers may be the same memory, which would otherwise stop the vectoriser.

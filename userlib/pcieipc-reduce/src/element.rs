@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use crate::plan::Form;
+use crate::Form;
 
 /// The type of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,8 +12,16 @@ mod stream;
 
 pub use element::{Element, Kind, Op};
 
-use crate::plan::Form;
 use lane::{Add, Lane, Max, Min, Mul};
+
+/// How elements lie in a record or in scratch memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// As in the user's buffers.
+    Element,
+    /// As a partial result: 16-bit floats as f32, everything else as it is.
+    Partial,
+}
 
 /// A chunk to read: it may be memory that another process writes at the same time, and need not be aligned.
 #[derive(Debug, Clone, Copy)]
