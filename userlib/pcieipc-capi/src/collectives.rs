@@ -58,7 +58,7 @@ pub(crate) fn op(code: u32) -> Result<Op, Error> {
     u8::try_from(code).ok().and_then(Op::from_code).ok_or_else(|| bad(format!("operation {code} does not exist")))
 }
 
-fn aligned<T>(at: *const c_void, count: usize) -> Result<(), Error> {
+pub(crate) fn check<T>(at: *const c_void, count: usize) -> Result<(), Error> {
     if count > 0 && (at.is_null() || at.addr() % align_of::<T>() != 0) {
         return Err(bad(format!("a buffer at {at:?} is NULL or not aligned to {} bytes", align_of::<T>())));
     }
@@ -71,7 +71,7 @@ fn aligned<T>(at: *const c_void, count: usize) -> Result<(), Error> {
 /// # Safety
 /// `at` is readable for `count` elements and not written during the lifetime.
 unsafe fn input<'a, T: Element>(at: *const c_void, count: usize) -> Result<&'a [T], Error> {
-    aligned::<T>(at, count)?;
+    check::<T>(at, count)?;
     // SAFETY: checked, and the caller's promise; every bit pattern is a T.
     Ok(if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(at.cast(), count) } })
 }
@@ -79,7 +79,7 @@ unsafe fn input<'a, T: Element>(at: *const c_void, count: usize) -> Result<&'a [
 /// # Safety
 /// `at` is readable and writable for `count` elements, and nobody else uses it during the lifetime.
 unsafe fn output<'a, T: Element>(at: *mut c_void, count: usize) -> Result<&'a mut [T], Error> {
-    aligned::<T>(at, count)?;
+    check::<T>(at, count)?;
     // SAFETY: checked, and the caller's promise; every bit pattern is a T.
     Ok(if count == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(at.cast(), count) } })
 }
@@ -146,7 +146,7 @@ fn call(of: *mut pcieipc_group, timeout_ms: u32, body: impl FnOnce(&mut Group, D
     answer(|| body(unsafe { group(of)? }, Duration::from_millis(timeout_ms.into())))
 }
 
-fn total(count: usize, ranks: usize) -> Result<usize, Error> {
+pub(crate) fn total(count: usize, ranks: usize) -> Result<usize, Error> {
     count.checked_mul(ranks).ok_or_else(|| bad(format!("{count} elements for each of {ranks} ranks do not fit memory")))
 }
 

@@ -49,6 +49,10 @@ pub struct pcieipc_options {
     /// 0 for the default choice, otherwise a number of the library's algorithms: 1 one-shot, 2 two-shot, 3 star, 4 ring,
     /// 5 recursive doubling, 6 hierarchical.
     pub algorithm: u32,
+    /// Not 0: a thread of the group goes on with started calls while the caller computes.
+    pub helper_thread: u32,
+    /// Not 0: choose algorithms by what `pcieipc tune` has stored for this machine, if anything; the same on all ranks.
+    pub tuned: u32,
 }
 
 /// One rank's membership in a group. Not for use by two threads at once.
@@ -91,7 +95,8 @@ fn options(given: &pcieipc_options) -> Result<GroupOptions, Error> {
             Some(found.ok_or_else(|| bad(format!("algorithm {number} does not exist")))?)
         }
     };
-    Ok(options)
+    options.helper_thread = given.helper_thread != 0;
+    Ok(if given.tuned != 0 { options.tuned(&[]) } else { options })
 }
 
 /// Meets the other ranks; stores the group behind `out`.

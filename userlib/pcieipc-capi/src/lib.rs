@@ -9,9 +9,11 @@
 mod buffer;
 mod collectives;
 mod group;
+mod start;
 mod status;
 
 pub use buffer::*;
 pub use collectives::*;
 pub use group::*;
+pub use start::*;
 pub use status::*;

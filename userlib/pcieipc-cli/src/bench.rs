@@ -5,11 +5,16 @@ mod contest;
 mod peers;
 pub mod picture;
 mod seat;
+pub mod steps;
 mod table;
+pub mod timeline;
+pub mod trace;
+mod verdict;
 
 pub use contest::Contest;
 pub use seat::{Seat, take};
 pub use table::Table;
+pub use verdict::Verdict;
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -77,6 +82,8 @@ pub struct Job {
     pub check: bool,
     /// Whether the memory's own speed is measured beside: the same loads and stores on private memory.
     pub limit: bool,
+    /// Instead of measuring, this many calls of the first size are traced.
+    pub trace: Option<usize>,
 }
 
 /// One way of passing buffers at one size.
@@ -86,12 +93,18 @@ pub struct Timing {
     pub seconds: f64,
     /// Elements of all ranks that are not what they must be.
     pub wrong: u64,
-    /// Bytes stored (to rings and buffers) for each byte of result, all ranks together.
+    /// Bytes stored (to rings, buffers and scratch memory) for each byte of a rank's result, as counted where they are stored.
     pub stored: f64,
-    /// System calls of the transport a call and rank.
+    /// System calls of the library a call and rank, as counted where they are made.
     pub syscalls: f64,
-    /// Context switches a call and rank.
+    /// Context switches a call and rank, as the kernel counts them for the process.
     pub switches: f64,
+    /// Seconds a call and rank that a rank waited for records and room.
+    pub waiting: f64,
+    /// Seconds that it combined and copied.
+    pub combining: f64,
+    /// Seconds that it published records and gave them back.
+    pub publishing: f64,
 }
 
 /// One size.
@@ -115,22 +128,7 @@ pub struct Row {
 /// Run when a rank fails; its own words are on standard error.
 pub fn measure(job: &Job, interruption: &Interruption) -> Result<Table, Failure> {
     let meeting = Scratch::new()?;
-    let program = std::env::current_exe().map_err(|e| Failure::Run(format!("finding this program: {e}")))?;
-    let mut children: Vec<Child> = Vec::new();
-    let result = (0..job.ranks).try_for_each(|rank| {
-        let seat = Seat { rank, meeting: PathBuf::from(meeting.path()), job: job.clone() };
-        let mut child = Command::new(&program)
-            .arg(crate::commands::bench_rank::NAME)
-            .stdin(Stdio::piped())
-            .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
-            .spawn()?;
-        let line = serde_json::to_vec(&seat)?;
-        let told = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(&line));
-        children.push(child);
-        told
-    });
-    let mut crew = Crew(children);
-    result.map_err(|e| Failure::Run(format!("starting the ranks: {e}")))?;
+    let mut crew = start(job, &meeting, |rank| rank == 0)?;
     let mut rows = Vec::new();
     if let Some(stdout) = crew.0.first_mut().and_then(|c| c.stdout.take()) {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
@@ -142,6 +140,27 @@ pub fn measure(job: &Job, interruption: &Interruption) -> Result<Table, Failure>
     }
     crew.end()?;
     Ok(Table { job: job.clone(), rows })
+}
+
+/// Starts a process for each rank; `heard` says whose standard output is read.
+fn start(job: &Job, meeting: &Scratch, heard: impl Fn(usize) -> bool) -> Result<Crew, Failure> {
+    let program = std::env::current_exe().map_err(|e| Failure::Run(format!("finding this program: {e}")))?;
+    let mut children: Vec<Child> = Vec::new();
+    let result = (0..job.ranks).try_for_each(|rank| {
+        let seat = Seat { rank, meeting: PathBuf::from(meeting.path()), job: job.clone() };
+        let mut child = Command::new(&program)
+            .arg(crate::commands::bench_rank::NAME)
+            .stdin(Stdio::piped())
+            .stdout(if heard(rank) { Stdio::piped() } else { Stdio::null() })
+            .spawn()?;
+        let line = serde_json::to_vec(&seat)?;
+        let told = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(&line));
+        children.push(child);
+        told
+    });
+    let crew = Crew(children);
+    result.map_err(|e| Failure::Run(format!("starting the ranks: {e}")))?;
+    Ok(crew)
 }
 
 /// The rank processes; none outlives it.

@@ -2,7 +2,7 @@
 //! A rehearsal of a loss, and its report: reduce, lose an endpoint in the middle of the next reduce, go on without it.
 
 mod fault;
-mod figure;
+pub mod figure;
 mod report;
 mod story;
 mod tree;

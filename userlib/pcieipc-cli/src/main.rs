@@ -51,6 +51,7 @@ enum Command {
     #[command(hide = true)]
     Sweep(commands::sweep::Sweep),
     Topo(commands::topo::Topo),
+    Trace(commands::trace::Trace),
     Tune(commands::tune::Tune),
     Watch(commands::watch::Watch),
 }
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         Command::Snapshot(command) => (command.json, command.run()),
         Command::Sweep(command) => (false, command.run().map(done)),
         Command::Topo(command) => (command.json, command.run()),
+        Command::Trace(command) => (command.json, command.run().map(done)),
         Command::Tune(command) => (command.json, command.run().map(done)),
         Command::Watch(command) => (command.json, command.run()),
     };

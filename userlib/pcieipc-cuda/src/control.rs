@@ -23,7 +23,7 @@ use crate::{
 };
 
 fn system(call: &'static str, hint: &str) -> impl FnOnce(std::io::Error) -> Error {
-    move |source| Error::System { call, hint: hint.to_owned(), source }
+    move |source| Error::System { call, hint: hint.to_owned(), source: source.into() }
 }
 
 /// A memory file that this process has mapped and a device can reach.

@@ -4,7 +4,7 @@
 //! Every error names who and what, and its text ends with what to do. A call either returns the right result or one of
 //! these; it never hangs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 /// A rank of a group, counted from zero.
 pub type Rank = usize;
@@ -27,8 +27,8 @@ impl std::fmt::Display for EndpointRef {
 /// The library's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a collective, a group or the module answered instead of success.
-#[derive(Debug, thiserror::Error)]
+/// What a collective, a group or the module answered instead of success. All calls that end for the same reason get a copy.
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The deadline passed while the named rank was still alive.
@@ -136,6 +136,6 @@ pub enum Error {
         /// What the user can do.
         hint: String,
         /// The system's answer.
-        source: std::io::Error,
+        source: Arc<std::io::Error>,
     },
 }

@@ -81,6 +81,20 @@ impl SharedMut<'_> {
     }
 }
 
+/// What a rank that can not go on waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// The next record from a rank.
+    Record(Rank),
+    /// Room on a link.
+    Room {
+        /// To whom.
+        to: Rank,
+        /// For a record of so many bytes.
+        len: usize,
+    },
+}
+
 /// One record link to and one from every peer, as one rank sees them.
 ///
 /// Order: records of one link arrive complete and in the order sent. A record is at most [`Links::max_record`] bytes and
@@ -136,11 +150,11 @@ pub unsafe trait Links {
     /// As for [`Links::commit`].
     fn release(&mut self, from: Rank) -> Result<()>;
 
-    /// Waits until any of the links has news (a record from, or room towards, some peer) since the last try, or the deadline.
+    /// Waits until one of these can be had, or the deadline. May end early, so that another thread can end it by ringing.
     ///
     /// # Errors
     /// As for [`Links::reserve`]; a passed deadline is not an error here.
-    fn wait_any(&mut self, deadline: Instant) -> Result<()>;
+    fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()>;
 
     /// Looks again at the status of every endpoint and peer; called after the last load and before a result is called good.
     ///
@@ -164,7 +178,7 @@ macro_rules! forward {
             fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> { (**self).receive(from, deadline) }
             fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> { (**self).try_receive(from) }
             fn release(&mut self, from: Rank) -> Result<()> { (**self).release(from) }
-            fn wait_any(&mut self, deadline: Instant) -> Result<()> { (**self).wait_any(deadline) }
+            fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> { (**self).wait_for(wants, deadline) }
             fn confirm(&mut self) -> Result<()> { (**self).confirm() }
         }
     )* };

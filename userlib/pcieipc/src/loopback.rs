@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     error::{Error, Rank, Result},
-    link::{Links, RecordHeader, Shared, SharedMut},
+    link::{Links, RecordHeader, Shared, SharedMut, Want},
 };
 
 /// Storage of a record, aligned like a cache line.
@@ -195,11 +195,24 @@ unsafe impl Links for Loopback {
         }
         Ok(())
     }
-    fn wait_any(&mut self, deadline: Instant) -> Result<()> {
-        let state = self.lock();
-        let left = deadline.saturating_duration_since(Instant::now()).min(std::time::Duration::from_millis(1));
-        drop(self.hub.news.wait_timeout(state, left));
-        Ok(())
+    fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> {
+        let (ranks, rank) = (self.hub.ranks, self.rank);
+        let held = |from: Rank| self.held[from].is_some();
+        let ready = |s: &State, want: &Want| match *want {
+            Want::Record(from) => held(from) || !s.alive[from] || !s.queues[from * ranks + rank].records.is_empty(),
+            Want::Room { to, .. } => {
+                let queue = &s.queues[rank * ranks + to];
+                !s.alive[to] || queue.records.len() + queue.held < self.hub.depth
+            }
+        };
+        let mut state = self.lock();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || wants.iter().any(|want| ready(&state, want)) {
+                return Ok(());
+            }
+            state = self.hub.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
     fn confirm(&mut self) -> Result<()> {
         Ok(())

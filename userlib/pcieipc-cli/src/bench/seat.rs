@@ -17,15 +17,16 @@ use pcieipc::{
     plan::{Collective, Form},
     reduce::{Element, In, Isa, Kind, Op, Out, fold},
     registered::Registered,
+    sys,
     transport::kmod,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Job, Memory, Over, Row, Timing};
+use super::{Job, Memory, Over, Row, Timing, trace};
 use crate::{failure::Failure, ranks::Mover};
 
 const REPEATS: usize = 5;
-const WAIT: Duration = Duration::from_secs(60);
+pub(super) const WAIT: Duration = Duration::from_secs(60);
 
 /// A rank's place in a job.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,7 +62,7 @@ pub fn take(seat: &Seat) -> std::result::Result<(), Failure> {
 }
 
 /// An element that small whole numbers can be made of.
-trait Number: Element + PartialEq + Default {
+pub(super) trait Number: Element + PartialEq + Default {
     fn of(value: u8) -> Self;
 }
 
@@ -92,6 +93,9 @@ fn measure<T: Number>(seat: &Seat) -> std::result::Result<(), Failure> {
     }
     let group = Group::meet(options)?;
     let mut bench = Bench { group, collective, op, root: job.root, time: job.time, check: job.check };
+    if let Some(calls) = job.trace {
+        return trace::record::<T>(&mut bench, job, calls);
+    }
     for &bytes in &job.sizes {
         let row = bench.row::<T>(bytes, job.memory, job.limit)?;
         if seat.rank == 0 {
@@ -102,25 +106,42 @@ fn measure<T: Number>(seat: &Seat) -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-struct Bench {
-    group: Group,
+/// The collective from one buffer to another.
+pub(super) fn two<T: Number>(
+    group: &mut Group,
     collective: Collective,
     op: Op,
     root: usize,
+    input: &[T],
+    output: &mut [T],
+) -> Result<()> {
+    match collective {
+        Collective::AllReduce => group.all_reduce_into(input, output, op, WAIT),
+        Collective::ReduceScatter => group.reduce_scatter(input, output, op, WAIT),
+        Collective::AllGather => group.all_gather(input, output, WAIT),
+        Collective::AllToAll => group.all_to_all(input, output, WAIT),
+        Collective::Reduce => group.reduce(input, output, op, root, WAIT),
+        _ => {
+            if group.rank() == root {
+                output.copy_from_slice(input);
+            }
+            group.broadcast(output, root, WAIT)
+        }
+    }
+}
+
+pub(super) struct Bench {
+    pub(super) group: Group,
+    pub(super) collective: Collective,
+    pub(super) op: Op,
+    pub(super) root: usize,
     time: Duration,
     check: bool,
 }
 
 impl Bench {
     fn row<T: Number>(&mut self, bytes: usize, memory: Memory, limit: bool) -> Result<Row> {
-        let n = self.group.ranks();
-        // As in nccl-tests: the size is that of the larger buffer, cut to whole blocks.
-        let blocks = match self.collective {
-            Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => n,
-            _ => 1,
-        };
-        let block = bytes / size_of::<T>() / blocks;
-        let count = block * blocks;
+        let (count, block) = self.counts::<T>(bytes);
         let mut row = Row { bytes: count * size_of::<T>(), count, out_of_place: None, in_place: None, limit: None };
         if memory == Memory::Registered {
             let mut buffer = self.group.register::<T>(count, WAIT)?;
@@ -130,26 +151,9 @@ impl Bench {
             }
             return Ok(row);
         }
-        let (ins, outs) = match self.collective {
-            Collective::ReduceScatter => (count, block),
-            Collective::AllGather => (block, count),
-            _ => (count, count),
-        };
-        let (input, mut output) = (self.inputs::<T>(ins), vec![T::default(); outs]);
+        let (input, mut output) = self.buffers::<T>(count, block);
         let (collective, op, root) = (self.collective, self.op, self.root);
-        let two = |group: &mut Group, output: &mut Vec<T>| match collective {
-            Collective::AllReduce => group.all_reduce_into(&input, output, op, WAIT),
-            Collective::ReduceScatter => group.reduce_scatter(&input, output, op, WAIT),
-            Collective::AllGather => group.all_gather(&input, output, WAIT),
-            Collective::AllToAll => group.all_to_all(&input, output, WAIT),
-            Collective::Reduce => group.reduce(&input, output, op, root, WAIT),
-            _ => {
-                if group.rank() == root {
-                    output.copy_from_slice(&input);
-                }
-                group.broadcast(output, root, WAIT)
-            }
-        };
+        let two = |group: &mut Group, output: &mut Vec<T>| two(group, collective, op, root, &input, output);
         row.out_of_place = Some(self.time(&mut output, |_| (), two)?);
         let mut buffer = output;
         row.in_place = match collective {
@@ -166,6 +170,26 @@ impl Bench {
             _ => None,
         };
         Ok(row)
+    }
+
+    /// Elements of the larger buffer and of a block. As in nccl-tests: the size is that of the larger buffer, cut to whole blocks.
+    pub(super) fn counts<T: Number>(&self, bytes: usize) -> (usize, usize) {
+        let blocks = match self.collective {
+            Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => self.group.ranks(),
+            _ => 1,
+        };
+        let block = bytes / size_of::<T>() / blocks;
+        (block * blocks, block)
+    }
+
+    /// This rank's input and room for its output.
+    pub(super) fn buffers<T: Number>(&self, count: usize, block: usize) -> (Vec<T>, Vec<T>) {
+        let (ins, outs) = match self.collective {
+            Collective::ReduceScatter => (count, block),
+            Collective::AllGather => (block, count),
+            _ => (count, count),
+        };
+        (self.inputs(ins), vec![T::default(); outs])
     }
 
     fn time_registered<T: Number>(&mut self, buffer: &mut Registered<T>) -> Result<Timing> {
@@ -201,26 +225,37 @@ impl Bench {
         }
         let after = self.costs();
         times.sort_by(f64::total_cmp);
-        let each = (REPEATS * calls) as f64;
-        let mut sums = [wrong as f64, 0.0, 0.0, 0.0];
-        for (sum, (a, b)) in sums[1..].iter_mut().zip(after.into_iter().zip(before)) {
-            *sum = (a - b) / each;
+        // A few more calls, traced, say where the time goes; the clock is looked at too often for the times above.
+        let traced = calls.div_ceil(10).min(50);
+        self.group.start_trace(1);
+        for _ in 0..traced {
+            call(&mut self.group, buffer)?;
         }
+        let totals = self.group.stop_trace().map(|t| t.totals()).unwrap_or_default();
+        let phases = [totals.waiting, totals.combining, totals.publishing].map(|ns| ns as f64 / 1e9 / traced as f64);
+        let each = (REPEATS * calls) as f64;
+        let counted = after.into_iter().zip(before).map(|(a, b)| (a - b) / each);
+        let mut sums: Vec<f64> = std::iter::once(wrong as f64).chain(counted).chain(phases).collect();
         self.group.all_reduce(&mut sums, Op::Sum, WAIT)?;
         let n = self.group.ranks() as f64;
         let result = (buffer.len() * size_of::<T>()).max(1) as f64;
-        // Every rank also stores its result once.
-        let stored = sums[1] / n / result + 1.0;
-        Ok(Timing { seconds: times[REPEATS / 2], wrong: sums[0] as u64, stored, syscalls: sums[2] / n, switches: sums[3] / n })
+        Ok(Timing {
+            seconds: times[REPEATS / 2],
+            wrong: sums[0] as u64,
+            stored: sums[1] / n / result,
+            syscalls: sums[2] / n,
+            switches: sums[3] / n,
+            waiting: sums[4] / n,
+            combining: sums[5] / n,
+            publishing: sums[6] / n,
+        })
     }
 
-    /// Bytes sent, system calls and context switches so far.
+    /// Bytes stored, system calls and context switches so far, as counted where they are made and by the kernel.
     fn costs(&mut self) -> [f64; 3] {
-        let counters = self.group.counters();
         let switches = getrusage(UsageWho::RUSAGE_SELF)
             .map_or(0, |usage| usage.voluntary_context_switches() + usage.involuntary_context_switches());
-        // A sleep is a poll, a wake-up also a read of the bell, a doorbell a write.
-        [counters.bytes as f64, (counters.sleeps + counters.wakeups + counters.doorbells) as f64, switches as f64]
+        [self.group.volume().stored as f64, sys::calls() as f64, switches as f64]
     }
 
     fn slowest(&mut self, seconds: f64) -> Result<f64> {

@@ -78,7 +78,7 @@ impl Table {
         let _ = writeln!(out, "# Out of bounds values : {wrong} {}", if wrong == 0 { "OK" } else { "FAILED" });
         let _ = writeln!(out, "# Avg bus bandwidth    : {:.4}", self.average_bus());
         let most = |f: fn(&Timing) -> f64| self.timings().map(|(_, t)| f(t)).fold(0.0, f64::max);
-        let _ = writeln!(out, "# Bytes stored per byte of result and rank, at most : {:.2}", most(|t| t.stored));
+        let _ = writeln!(out, "# Bytes stored per byte of a rank's result, at most : {:.2}", most(|t| t.stored));
         let _ = writeln!(
             out,
             "# System calls and context switches a call and rank, at most : {:.2} and {:.2}",
@@ -88,9 +88,25 @@ impl Table {
         out
     }
 
+    /// Where the time of a call went, averaged over ranks and some traced calls.
+    pub fn phases(&self) -> String {
+        let half = format!("{:>12}{:>12}{:>12}", "waiting", "combining", "publishing");
+        let mut out = format!("# Microseconds a call and rank, traced\n#{:>37}{:>38}\n", "out-of-place", "in-place");
+        let _ = writeln!(out, "#{:>11}{half}  {half}", "size");
+        for row in &self.rows {
+            let half = |timing: Option<&Timing>| match timing {
+                None => format!("{:>12}{:>12}{:>12}", "-", "-", "-"),
+                Some(t) => format!("{:>12.2}{:>12.2}{:>12.2}", t.waiting * 1e6, t.combining * 1e6, t.publishing * 1e6),
+            };
+            let (first, second) = (half(row.out_of_place.as_ref()), half(row.in_place.as_ref()));
+            let _ = writeln!(out, "{:>12}{first}  {second}", row.bytes);
+        }
+        out
+    }
+
     /// One line a size.
     pub fn csv(&self) -> String {
-        let mut out = "bytes,count,type,op,ranks,memory,place,us,algbw,busbw,wrong,stored,syscalls,switches\n".to_owned();
+        let mut out = "bytes,count,type,op,ranks,memory,place,us,algbw,busbw,wrong,stored,syscalls,switches,waiting_us,combining_us,publishing_us\n".to_owned();
         for row in &self.rows {
             for (place, timing) in [("out-of-place", &row.out_of_place), ("in-place", &row.in_place)] {
                 let Some(t) = timing else { continue };
@@ -98,7 +114,7 @@ impl Table {
                 let (job, bus) = (&self.job, algbw * self.bus_factor());
                 let _ = writeln!(
                     out,
-                    "{},{},{},{},{},{:?},{place},{:.3},{algbw:.4},{bus:.4},{},{:.3},{:.3},{:.3}",
+                    "{},{},{},{},{},{:?},{place},{:.3},{algbw:.4},{bus:.4},{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3}",
                     row.bytes,
                     row.count,
                     job.kind,
@@ -109,7 +125,10 @@ impl Table {
                     t.wrong,
                     t.stored,
                     t.syscalls,
-                    t.switches
+                    t.switches,
+                    t.waiting * 1e6,
+                    t.combining * 1e6,
+                    t.publishing * 1e6
                 );
             }
         }

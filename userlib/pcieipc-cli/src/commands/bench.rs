@@ -64,6 +64,9 @@ pub struct Bench {
     /// About how long each size is measured, five times over
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
     time: Duration,
+    /// After the table, where the time of each size went: waiting, combining, publishing
+    #[arg(long)]
+    phases: bool,
     /// Do not compare the results with what they must be
     #[arg(long)]
     no_check: bool,
@@ -143,6 +146,7 @@ impl Bench {
             time: self.time,
             check: !self.no_check,
             limit: false,
+            trace: None,
         };
         if self.compare {
             if self.collective != Collective::AllReduce || self.kind != Kind::F32 || self.op != Op::Sum {
@@ -158,6 +162,9 @@ impl Bench {
             print!("{}", table.csv());
         } else {
             print!("{}", table.text());
+            if self.phases {
+                print!("{}", table.phases());
+            }
         }
         if let Some(file) = &self.plot {
             std::fs::write(file, table.plot()).map_err(|e| Failure::Run(format!("{}: {e}", file.display())))?;

@@ -14,5 +14,6 @@ pub mod simulate;
 pub mod snapshot;
 pub mod sweep;
 pub mod topo;
+pub mod trace;
 pub mod tune;
 pub mod watch;

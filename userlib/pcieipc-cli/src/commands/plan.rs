@@ -6,7 +6,7 @@ use pcieipc::{
     reduce::Kind,
 };
 
-use crate::{commands::bench::bytes, failure::Failure};
+use crate::{bench::steps, commands::bench::bytes, failure::Failure};
 
 /// Print the plan of a collective, rank by rank, and check it
 #[derive(Debug, clap::Args)]
@@ -35,6 +35,9 @@ pub struct Plan {
     /// The root of a reduce or broadcast
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     root: u8,
+    /// Also draw the steps of its first windows
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<std::path::PathBuf>,
     /// One JSON object on standard output: the proof
     #[arg(long)]
     pub json: bool,
@@ -62,6 +65,10 @@ impl Plan {
         let proof = plan::check(&plans).map_err(|flaw| Failure::Run(format!("the plan is wrong: {flaw}")))?;
         let carried: usize = proof.carried.iter().sum();
         let busiest = proof.carried.iter().max().copied().unwrap_or(0);
+        if let Some(file) = &self.svg {
+            let title = format!("{} of {count} {}, {ranks} ranks, {}", self.collective, self.kind, self.algorithm);
+            std::fs::write(file, steps::draw(&title, &plans)).map_err(|e| Failure::Run(format!("{}: {e}", file.display())))?;
+        }
         if self.json {
             println!(
                 "{}",

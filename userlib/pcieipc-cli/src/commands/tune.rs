@@ -8,7 +8,12 @@ use pcieipc::{
     tune::{self, Calibration, Choice, Explanation, Tuner},
 };
 
-use crate::{commands::bench::bytes, failure::Failure, scratch::Scratch};
+use crate::{
+    bench::Verdict,
+    commands::bench::bytes,
+    failure::Failure,
+    scratch::Scratch,
+};
 
 /// Measure this machine (a few seconds, once) and say which size takes which algorithm
 #[derive(Debug, clap::Args)]
@@ -34,6 +39,9 @@ pub struct Tune {
     /// Also say what each candidate is predicted to take
     #[arg(long)]
     explain: bool,
+    /// Also measure what is predicted (all-reduce of up to as many ranks as processors), and say how far off it is
+    #[arg(long)]
+    validate: bool,
     /// One JSON object on standard output
     #[arg(long)]
     pub json: bool,
@@ -81,8 +89,11 @@ impl Tune {
             tuner.explain(self.collective, class, options.usual(self.collective, class))
         };
         let rows: Vec<(usize, Explanation)> = sizes.map(|size| (size, explain(size))).collect();
+        let verdict = if self.validate { Some(Verdict::of(self.collective, ranks, &rows)?) } else { None };
         if self.json {
-            println!("{}", self.report(&tree, &key, calibration, before.is_some(), &rows));
+            let mut report = self.report(&tree, &key, calibration, before.is_some(), &rows);
+            report["validation"] = verdict.as_ref().map_or(serde_json::Value::Null, Verdict::json);
+            println!("{report}");
             return Ok(());
         }
         let Calibration { step_ns, hop_ns, processors, megabytes } = calibration;
@@ -99,6 +110,9 @@ impl Tune {
             if self.explain {
                 row.candidates.iter().for_each(|(c, us)| println!("{:>12}    {us:>12.2} us  {}", "", name(*c)));
             }
+        }
+        if let Some(verdict) = verdict {
+            print!("{}", verdict.text());
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `report.svg`: the figures, the tree with the endpoints, and the time line by rank.
 
-mod canvas;
-mod timeline;
+pub mod canvas;
+pub mod timeline;
 mod tree;
 
 use super::Report;

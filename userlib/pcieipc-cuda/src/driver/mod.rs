@@ -290,5 +290,5 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
 /// A failed call of the driver as the library's error.
 pub(crate) fn refused(call: &'static str, answer: impl Into<String>, hint: impl Into<String>) -> Error {
-    Error::System { call, hint: hint.into(), source: std::io::Error::other(answer.into()) }
+    Error::System { call, hint: hint.into(), source: std::io::Error::other(answer.into()).into() }
 }

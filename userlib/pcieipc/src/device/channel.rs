@@ -51,7 +51,7 @@ impl Channel {
         let handle = Handle { owner: owner.clone(), id: raw.channel };
         let map = |offset, bytes, access| {
             let mapping = owner.kernel.map(owner.fd.as_fd(), offset, bytes, access);
-            let mapping = mapping.map_err(|source| DeviceError::Other { call: "mmap of a channel", source })?;
+            let mapping = mapping.map_err(|source| DeviceError::Other { call: "mmap of a channel", source: source.into() })?;
             if mapping.bytes() < bytes { Err(short_page()) } else { Ok(mapping) }
         };
         let data = map(raw.data_offset, data_bytes, Access::Read)?;

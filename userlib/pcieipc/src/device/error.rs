@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the module answers, by what a user can do about it.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use nix::errno::Errno;
 
 use super::EndpointId;
 
 /// A call on `/dev/pcieipc` that failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no node.
@@ -107,7 +107,7 @@ pub enum DeviceError {
         /// The call.
         call: &'static str,
         /// The answer.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
 }
 
@@ -124,7 +124,7 @@ impl DeviceError {
             Some(Errno::EAGAIN) => Self::RateLimited,
             Some(Errno::ETIMEDOUT) => Self::EngineTimeout,
             Some(Errno::EREMOTEIO) => Self::Engine,
-            _ => Self::Other { call, source },
+            _ => Self::Other { call, source: source.into() },
         }
     }
 }

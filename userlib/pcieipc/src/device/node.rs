@@ -78,7 +78,7 @@ impl Node {
             match source.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::ENOENT | Errno::ENXIO | Errno::ENODEV) => DeviceError::NotLoaded { path },
                 Some(Errno::EACCES | Errno::EPERM) => DeviceError::NoPermission { path },
-                _ => DeviceError::Other { call: "open", source },
+                _ => DeviceError::Other { call: "open", source: source.into() },
             }
         })?;
         let mut query = pcieipc_query::sized();
@@ -165,7 +165,7 @@ impl Node {
     pub fn events(&self) -> Result<Vec<Event>, DeviceError> {
         let mut raw = [pcieipc_event::default(); 64];
         let count =
-            self.kernel.events(self.fd.as_fd(), &mut raw).map_err(|source| DeviceError::Other { call: "read", source })?;
+            self.kernel.events(self.fd.as_fd(), &mut raw).map_err(|source| DeviceError::Other { call: "read", source: source.into() })?;
         Ok(raw[..count.min(raw.len())].iter().map(Event::from).collect())
     }
 

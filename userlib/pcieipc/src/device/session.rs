@@ -3,7 +3,10 @@
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -63,7 +66,7 @@ impl Session {
         let mapping = node
             .kernel
             .map(node.fd.as_fd(), attach.status_offset, page, Access::Read)
-            .map_err(|source| DeviceError::Other { call: "mmap of the status page", source })?;
+            .map_err(|source| DeviceError::Other { call: "mmap of the status page", source: source.into() })?;
         let status = Status::new(mapping).ok_or_else(short_page)?;
         Ok(Self { node, endpoint, generation: attach.generation.into(), vectors, status })
     }
@@ -195,5 +198,5 @@ impl AsFd for Session {
 }
 
 pub(super) fn short_page() -> DeviceError {
-    DeviceError::Other { call: "mmap", source: std::io::ErrorKind::UnexpectedEof.into() }
+    DeviceError::Other { call: "mmap", source: Arc::new(std::io::ErrorKind::UnexpectedEof.into()) }
 }

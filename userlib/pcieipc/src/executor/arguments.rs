@@ -3,9 +3,10 @@
 
 use super::MAX_RANKS;
 use crate::{
-    error::{Error, Rank},
+    error::{Error, Rank, Result},
     plan::{Collective, Plan},
     reduce::{Element, Kind, Op},
+    registered::Registered,
 };
 
 /// One call's arguments. Private to the executor, so that the pointers never outlive the borrow they were made from.
@@ -26,6 +27,29 @@ pub struct Arguments {
     pub peers: ([*const u8; MAX_RANKS], [*const u8; MAX_RANKS]),
     /// Which registered buffers and which part of them, so that ranks see when they pass different ones.
     pub place: u64,
+}
+
+/// Who calls.
+#[derive(Debug, Clone, Copy)]
+pub struct Group {
+    pub rank: Rank,
+    pub ranks: usize,
+}
+
+impl Group {
+    fn member(self, rank: Rank) -> Result<()> {
+        if rank < self.ranks { Ok(()) } else { Err(Error::Argument(format!("no rank {rank} in a group of {}", self.ranks))) }
+    }
+
+    fn other(self, rank: Rank) -> Result<()> {
+        self.member(rank)?;
+        if rank == self.rank { Err(Error::Argument("a message to oneself".into())) } else { Ok(()) }
+    }
+}
+
+/// A length that does not fit.
+fn lengths(what: &str, input: usize, output: usize) -> Error {
+    Error::Argument(format!("{input} elements in and {output} out do not fit {what}"))
 }
 
 const NO_PEERS: ([*const u8; MAX_RANKS], [*const u8; MAX_RANKS]) = ([std::ptr::null(); MAX_RANKS], [std::ptr::null(); MAX_RANKS]);
@@ -68,6 +92,78 @@ impl Arguments {
             peers: NO_PEERS,
             place: 0,
         }
+    }
+
+    pub fn all_reduce<T: Element>(buffer: &mut [T], op: Op) -> Self {
+        Self::in_place(Collective::AllReduce, T::KIND, buffer).with_op(op)
+    }
+
+    pub fn all_reduce_into<T: Element>(input: &[T], output: &mut [T], op: Op) -> Result<Self> {
+        if input.len() != output.len() {
+            return Err(lengths("an all-reduce, which keeps the length", input.len(), output.len()));
+        }
+        Ok(Self::between(Collective::AllReduce, input.len(), input, output).with_op(op))
+    }
+
+    pub fn all_reduce_registered<T: Element>(group: Group, buffer: &mut Registered<T>, op: Op) -> Result<Self> {
+        if buffer.ranks() != group.ranks {
+            let (of, ranks) = (buffer.ranks(), group.ranks);
+            return Err(Error::Argument(format!("the buffer is registered among {of} ranks, not {ranks}")));
+        }
+        let (places, place) = (buffer.places(), u64::from(buffer.number()) + 1);
+        Ok(Self { peers: (places, places), place, ..Self::all_reduce(buffer, op) })
+    }
+
+    pub fn reduce_scatter<T: Element>(group: Group, input: &[T], output: &mut [T], op: Op) -> Result<Self> {
+        if Some(input.len()) != output.len().checked_mul(group.ranks) {
+            return Err(lengths("a reduce-scatter, which takes one block for each rank", input.len(), output.len()));
+        }
+        Ok(Self::between(Collective::ReduceScatter, output.len(), input, output).with_op(op))
+    }
+
+    pub fn all_gather<T: Element>(group: Group, input: &[T], output: &mut [T]) -> Result<Self> {
+        if Some(output.len()) != input.len().checked_mul(group.ranks) {
+            return Err(lengths("an all-gather, which gives one block for each rank", input.len(), output.len()));
+        }
+        Ok(Self::between(Collective::AllGather, input.len(), input, output))
+    }
+
+    pub fn all_to_all<T: Element>(group: Group, input: &[T], output: &mut [T]) -> Result<Self> {
+        if output.len() != input.len() || input.len() % group.ranks != 0 {
+            return Err(lengths("an all-to-all, which exchanges one block with each rank", input.len(), output.len()));
+        }
+        Ok(Self::between(Collective::AllToAll, input.len() / group.ranks, input, output))
+    }
+
+    pub fn reduce<T: Element>(group: Group, input: &[T], output: &mut [T], op: Op, root: Rank) -> Result<Self> {
+        group.member(root)?;
+        let here = root == group.rank;
+        if here && output.len() != input.len() {
+            return Err(lengths("a reduce, which keeps the length", input.len(), output.len()));
+        }
+        let output = if here { output } else { &mut [] };
+        Ok(Self::between(Collective::Reduce, input.len(), input, output).with_op(op).with_ranks(root, 0))
+    }
+
+    pub fn broadcast<T: Element>(group: Group, buffer: &mut [T], root: Rank) -> Result<Self> {
+        group.member(root)?;
+        let arguments = Self::in_place(Collective::Broadcast, T::KIND, buffer).with_ranks(root, 0);
+        let input_count = if root == group.rank { arguments.input_count } else { 0 };
+        Ok(Self { input_count, ..arguments })
+    }
+
+    pub fn send<T: Element>(group: Group, data: &[T], to: Rank) -> Result<Self> {
+        group.other(to)?;
+        Ok(Self::between(Collective::SendReceive, data.len(), data, &mut []).with_ranks(group.rank, to))
+    }
+
+    pub fn receive<T: Element>(group: Group, buffer: &mut [T], from: Rank) -> Result<Self> {
+        group.other(from)?;
+        Ok(Self::between(Collective::SendReceive, buffer.len(), &[], buffer).with_ranks(from, group.rank))
+    }
+
+    pub fn barrier() -> Self {
+        Self::between::<u8>(Collective::Barrier, 0, &[], &mut [])
     }
 
     pub fn with_op(self, op: Op) -> Self {

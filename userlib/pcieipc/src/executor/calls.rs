@@ -7,15 +7,9 @@ use super::{Arguments, Executor};
 use crate::{
     error::{Error, Rank, Result},
     link::Links,
-    plan::Collective,
     reduce::{Element, Kind, Op},
     registered::Registered,
 };
-
-/// A length that does not fit.
-fn lengths(what: &str, input: usize, output: usize) -> Error {
-    Error::Argument(format!("{input} elements in and {output} out do not fit {what}"))
-}
 
 /// All calls can fail as [`Executor::all_reduce`] does. Where a method takes an input and an output, the input stays as it
 /// is, also on an error; the output may then be half written.
@@ -42,8 +36,7 @@ impl<L: Links> Executor<L> {
     /// the call; `Corrupt` when a record is not what the plan says; `Argument` for lengths that do not fit. The buffer may then
     /// be half overwritten.
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: Op, deadline: Instant) -> Result<()> {
-        let arguments = Arguments::in_place(Collective::AllReduce, T::KIND, buffer).with_op(op);
-        self.call(arguments, deadline)
+        self.call(Arguments::all_reduce(buffer, op), deadline)
     }
 
     /// Like [`Self::all_reduce`], but leaves the input as it is.
@@ -51,11 +44,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn all_reduce_into<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, deadline: Instant) -> Result<()> {
-        if input.len() != output.len() {
-            return Err(lengths("an all-reduce, which keeps the length", input.len(), output.len()));
-        }
-        let arguments = Arguments::between(Collective::AllReduce, input.len(), input, output).with_op(op);
-        self.call(arguments, deadline)
+        self.call(Arguments::all_reduce_into(input, output, op)?, deadline)
     }
 
     /// Like [`Self::all_reduce`] for a buffer whose type is known only at run time; it need not be aligned.
@@ -66,7 +55,7 @@ impl<L: Links> Executor<L> {
         if buffer.len() % kind.size() != 0 {
             return Err(Error::Argument(format!("{} bytes are not a whole number of {kind} elements", buffer.len())));
         }
-        self.call(Arguments::in_place(Collective::AllReduce, kind, buffer).with_op(op), deadline)
+        self.call(Arguments::in_place(crate::plan::Collective::AllReduce, kind, buffer).with_op(op), deadline)
     }
 
     /// Like [`Self::all_reduce`], straight between registered buffers.
@@ -74,24 +63,16 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
     pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, deadline: Instant) -> Result<()> {
-        if buffer.ranks() != self.ranks() {
-            return Err(Error::Argument(format!(
-                "the buffer is registered among {} ranks, not {}",
-                buffer.ranks(),
-                self.ranks()
-            )));
-        }
-        let (places, place) = (buffer.places(), u64::from(buffer.number()) + 1);
-        let arguments = Arguments::in_place(Collective::AllReduce, T::KIND, buffer).with_op(op);
-        self.call(Arguments { peers: (places, places), place, ..arguments }, deadline)
+        self.call(Arguments::all_reduce_registered(self.group(), buffer, op)?, deadline)
     }
 
-    /// All-reduces several buffers, one after the other in the order given: the gradients of a model, bucket by bucket.
+    /// All-reduces several buffers, in the order given and overlapped: the gradients of a model, bucket by bucket.
     ///
     /// # Errors
-    /// As for [`Self::all_reduce`]; buffers after the one that failed are untouched.
+    /// As for [`Self::all_reduce`]; `Argument` before anything is sent. Any of the buffers may be half overwritten.
     pub fn all_reduce_many<T: Element>(&mut self, buffers: &mut [&mut [T]], op: Op, deadline: Instant) -> Result<()> {
-        buffers.iter_mut().try_for_each(|buffer| self.all_reduce(buffer, op, deadline))
+        let arguments = buffers.iter_mut().map(|buffer| Arguments::all_reduce(buffer, op)).collect();
+        self.call_all(arguments, deadline)
     }
 
     /// Combines blocks: `input` holds one block for each rank, `output` gets this rank's block of the combination.
@@ -99,11 +80,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, deadline: Instant) -> Result<()> {
-        if input.len() != output.len() * self.ranks() {
-            return Err(lengths("a reduce-scatter, which takes one block for each rank", input.len(), output.len()));
-        }
-        let arguments = Arguments::between(Collective::ReduceScatter, output.len(), input, output).with_op(op);
-        self.call(arguments, deadline)
+        self.call(Arguments::reduce_scatter(self.group(), input, output, op)?, deadline)
     }
 
     /// Collects blocks: `output` gets the inputs of all ranks, in rank order.
@@ -111,10 +88,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T], deadline: Instant) -> Result<()> {
-        if output.len() != input.len() * self.ranks() {
-            return Err(lengths("an all-gather, which gives one block for each rank", input.len(), output.len()));
-        }
-        self.call(Arguments::between(Collective::AllGather, input.len(), input, output), deadline)
+        self.call(Arguments::all_gather(self.group(), input, output)?, deadline)
     }
 
     /// Exchanges blocks: block `p` of `input` goes to rank `p`, which finds it as the block of this rank.
@@ -122,10 +96,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T], deadline: Instant) -> Result<()> {
-        if output.len() != input.len() || input.len() % self.ranks() != 0 {
-            return Err(lengths("an all-to-all, which exchanges one block with each rank", input.len(), output.len()));
-        }
-        self.call(Arguments::between(Collective::AllToAll, input.len() / self.ranks(), input, output), deadline)
+        self.call(Arguments::all_to_all(self.group(), input, output)?, deadline)
     }
 
     /// Combines the inputs of all ranks; `output` is stored to at the root only and may be empty elsewhere.
@@ -133,14 +104,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, root: Rank, deadline: Instant) -> Result<()> {
-        self.member(root)?;
-        let here = root == self.rank();
-        if here && output.len() != input.len() {
-            return Err(lengths("a reduce, which keeps the length", input.len(), output.len()));
-        }
-        let output = if here { output } else { &mut [] };
-        let arguments = Arguments::between(Collective::Reduce, input.len(), input, output).with_op(op).with_ranks(root, 0);
-        self.call(arguments, deadline)
+        self.call(Arguments::reduce(self.group(), input, output, op, root)?, deadline)
     }
 
     /// Gives every rank the root's buffer in place of its own.
@@ -148,12 +112,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: Rank, deadline: Instant) -> Result<()> {
-        self.member(root)?;
-        let mut arguments = Arguments::in_place(Collective::Broadcast, T::KIND, buffer).with_ranks(root, 0);
-        if root != self.rank() {
-            arguments.input_count = 0;
-        }
-        self.call(arguments, deadline)
+        self.call(Arguments::broadcast(self.group(), buffer, root)?, deadline)
     }
 
     /// Sends a message to one rank, which must call [`Self::receive`]; the others take no part.
@@ -161,9 +120,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` when `to` is this rank.
     pub fn send<T: Element>(&mut self, data: &[T], to: Rank, deadline: Instant) -> Result<()> {
-        self.other(to)?;
-        let arguments = Arguments::between(Collective::SendReceive, data.len(), data, &mut []).with_ranks(self.rank(), to);
-        self.call(arguments, deadline)
+        self.call(Arguments::send(self.group(), data, to)?, deadline)
     }
 
     /// Receives a message from one rank, which must call [`Self::send`] with as many elements.
@@ -171,9 +128,7 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` when `from` is this rank.
     pub fn receive<T: Element>(&mut self, buffer: &mut [T], from: Rank, deadline: Instant) -> Result<()> {
-        self.other(from)?;
-        let arguments = Arguments::between(Collective::SendReceive, buffer.len(), &[], buffer).with_ranks(from, self.rank());
-        self.call(arguments, deadline)
+        self.call(Arguments::receive(self.group(), buffer, from)?, deadline)
     }
 
     /// Waits until all ranks have called it.
@@ -181,15 +136,6 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn barrier(&mut self, deadline: Instant) -> Result<()> {
-        self.call(Arguments::between::<u8>(Collective::Barrier, 0, &[], &mut []), deadline)
-    }
-
-    fn member(&self, rank: Rank) -> Result<()> {
-        if rank < self.ranks() { Ok(()) } else { Err(Error::Argument(format!("no rank {rank} in a group of {}", self.ranks()))) }
-    }
-
-    fn other(&self, rank: Rank) -> Result<()> {
-        self.member(rank)?;
-        if rank == self.rank() { Err(Error::Argument("a message to oneself".into())) } else { Ok(()) }
+        self.call(Arguments::barrier(), deadline)
     }
 }

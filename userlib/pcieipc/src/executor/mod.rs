@@ -4,9 +4,13 @@
 mod arguments;
 mod calls;
 mod choice;
+mod flight;
+mod request;
 mod run;
+mod start;
+mod trace;
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use crate::{
     error::{Error, Rank, Result},
@@ -16,8 +20,12 @@ use crate::{
     tune::{self, Calibration},
 };
 
-use arguments::Arguments;
-use run::Run;
+use arguments::{Arguments, Group};
+use flight::Flight;
+pub use request::{Buffer, Failed, Lent, Request};
+pub use run::Volume;
+use run::{Pace, Run, Tools};
+pub use trace::{Event, Totals, Trace};
 
 /// The largest group that an executor serves.
 pub const MAX_RANKS: usize = 16;
@@ -73,11 +81,16 @@ pub struct Executor<L> {
     epoch: u32,
     /// Messages sent to and received from each rank: those calls are not made by all ranks, so they count for themselves.
     messages: [(u32, u32); MAX_RANKS],
-    failed: bool,
+    /// What ended it.
+    failure: Option<Error>,
     plans: Vec<(Key, Arc<Plan>)>,
     /// What was chosen for a collective and class of sizes, with this tree.
     choices: Vec<((Collective, usize), tune::Choice)>,
     scratch: Vec<u64>,
+    /// Calls that were started and are not over, in order.
+    flights: VecDeque<Flight>,
+    trace: Option<Trace>,
+    volume: Volume,
 }
 
 impl<L: Links> Executor<L> {
@@ -102,7 +115,7 @@ impl<L: Links> Executor<L> {
             return Err(Error::Argument(format!("{calibration:?} is no machine's; measure again with `pcieipc tune --again`")));
         }
         let (isa, plans, choices, scratch) = (Isa::detect(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { links, options, tree, isa, epoch: 0, messages, failed: false, plans, choices, scratch })
+        Ok(Self { links, options, tree, isa, epoch: 0, messages, failure: None, plans, choices, scratch, flights: VecDeque::new(), trace: None, volume: Volume::default() })
     }
 
     /// Plans from now on for ranks that are near each other as the tree says; all alike if there is none. All ranks call it with the same tree
@@ -139,14 +152,33 @@ impl<L: Links> Executor<L> {
         self.links.rank()
     }
 
+    /// Bytes loaded and stored until now.
+    pub fn volume(&self) -> Volume {
+        self.volume
+    }
+
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.links.ranks()
     }
 
     fn call(&mut self, arguments: Arguments, deadline: Instant) -> Result<()> {
-        if self.failed {
-            return Err(Error::Argument("an earlier collective of this group failed; recover or shrink the group first".into()));
+        if !self.flights.is_empty() {
+            return self.call_all(vec![arguments], deadline);
+        }
+        let mut run = self.begin(arguments)?;
+        let Self { links, isa, scratch, trace, volume, .. } = self;
+        let tools = Tools { links, isa: *isa, scratch, trace: trace.as_mut(), volume };
+        let result = run.advance(tools, Pace::Until(deadline));
+        let result = result.and_then(|_| self.links.confirm());
+        result.map_err(|error| self.fail(error))
+    }
+
+    /// A call, planned and numbered.
+    fn begin(&mut self, arguments: Arguments) -> Result<Run> {
+        if let Some(failure) = &self.failure {
+            let why = format!("an earlier collective of this group failed ({failure}); recover or shrink the group first");
+            return Err(Error::Argument(why));
         }
         let plan = self.plan(&arguments)?;
         if (plan.input, plan.output) != (arguments.input_count, arguments.output_count) {
@@ -155,11 +187,12 @@ impl<L: Links> Executor<L> {
                 plan.input, plan.output
             )));
         }
-        let mut run = Run::new(plan, arguments, self.number(&arguments));
-        let result = run.advance(&mut self.links, self.isa, &mut self.scratch, Some(deadline));
-        let result = result.and_then(|_| self.links.confirm());
-        self.failed = result.is_err();
-        result
+        let number = self.number(&arguments);
+        Ok(Run::new(plan, arguments, number))
+    }
+
+    fn group(&self) -> Group {
+        Group { rank: self.links.rank(), ranks: self.links.ranks() }
     }
 
     /// The number of this call, by which ranks see that they are in the same one.

@@ -6,10 +6,11 @@ use std::{sync::Arc, time::Instant};
 use super::{
     MAX_RANKS,
     arguments::{Arguments, mismatch},
+    trace::{Marks, Trace, now},
 };
 use crate::{
     error::{Error, Rank, Result},
-    link::{Links, RecordHeader},
+    link::{Links, RecordHeader, Want},
     plan::{Algorithm, Form, Plan, Source, Step, Target},
     reduce::{self, In, Isa, Out},
 };
@@ -29,28 +30,113 @@ pub struct Run {
     /// Phases are run from the last to the first, so that old chunks leave before new ones come.
     phase: usize,
     step: usize,
-    sent: [u16; MAX_RANKS],
-    received: [u16; MAX_RANKS],
+    sent: [u32; MAX_RANKS],
+    received: [u32; MAX_RANKS],
+    /// What stopped it; nothing when that is a call before it.
+    want: Option<Want>,
+    marks: Marks,
+}
+
+/// What a run does where it can not go on.
+#[derive(Debug, Clone, Copy)]
+pub enum Pace {
+    /// It waits until then.
+    Until(Instant),
+    /// It stops, also at links that calls before it still use.
+    Try(Busy),
+}
+
+/// What a run works with.
+#[derive(Debug)]
+pub struct Tools<'a, L> {
+    pub links: &'a mut L,
+    pub isa: Isa,
+    pub scratch: &'a mut Vec<u64>,
+    pub trace: Option<&'a mut Trace>,
+    pub volume: &'a mut Volume,
+}
+
+/// Bytes that a rank's processor loaded and stored to combine and copy: through rings, in its buffers and in scratch memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Loaded.
+    pub loaded: u64,
+    /// Stored.
+    pub stored: u64,
+}
+
+/// Links that calls before this one still use: a bit for each peer. Records of one link are never out of order, so a call
+/// takes a link only when all calls before it are through with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Busy {
+    to: u32,
+    from: u32,
+}
+
+/// How many records a run sends to and receives from each peer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Traffic {
+    sent: [u32; MAX_RANKS],
+    received: [u32; MAX_RANKS],
+}
+
+impl Traffic {
+    pub fn of(plan: &Plan) -> Self {
+        let mut traffic = Self::default();
+        for now in plan.program() {
+            for source in &now.step.sources {
+                if let Source::Link { from, .. } | Source::Signal(from) = *source {
+                    traffic.received[from] += 1;
+                }
+            }
+            for target in &now.step.targets {
+                if let Target::Link { to, .. } | Target::Signal(to) = *target {
+                    traffic.sent[to] += 1;
+                }
+            }
+        }
+        traffic
+    }
 }
 
 impl Run {
     pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32) -> Self {
         let word = arguments.word(&plan);
         let (windows, phase) = (plan.windows(), plan.phases.len().saturating_sub(1));
-        Self { plan, arguments, epoch, word, windows, tick: 0, phase, step: 0, sent: [0; MAX_RANKS], received: [0; MAX_RANKS] }
+        Self { plan, arguments, epoch, word, windows, tick: 0, phase, step: 0, sent: [0; MAX_RANKS], received: [0; MAX_RANKS], want: None, marks: Marks::default() }
     }
 
-    /// Runs until the end (`true`) or, without a deadline, until it would have to wait (`false`).
-    pub fn advance<L: Links>(
-        &mut self,
-        links: &mut L,
-        isa: Isa,
-        scratch: &mut Vec<u64>,
-        deadline: Option<Instant>,
-    ) -> Result<bool> {
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Its number within the group, or among the messages of two ranks.
+    pub fn number(&self) -> u32 {
+        self.epoch
+    }
+
+    /// What stopped it last.
+    pub fn want(&self) -> Option<Want> {
+        self.want
+    }
+
+    /// The links that were busy before it and those that it still uses itself.
+    pub fn holds(&self, whole: &Traffic, before: Busy) -> Busy {
+        let bits = |done: &[u32; MAX_RANKS], all: &[u32; MAX_RANKS]| {
+            done.iter().zip(all).enumerate().filter(|(_, (d, a))| d < a).fold(0, |bits, (rank, _)| bits | 1 << rank)
+        };
+        Busy {
+            to: before.to | bits(&self.sent, &whole.sent),
+            from: before.from | bits(&self.received, &whole.received),
+        }
+    }
+
+    /// Runs until the end (`true`) or, at [`Pace::Try`], until it would have to wait (`false`).
+    pub fn advance<L: Links>(&mut self, tools: Tools<'_, L>, pace: Pace) -> Result<bool> {
+        let Tools { links, isa, scratch, mut trace, volume } = tools;
         let plan = self.plan.clone();
         let (phases, ticks) = (plan.phases.len(), self.windows + plan.phases.len().saturating_sub(1));
-        let words = self.scratch_bytes(1) * plan.scratch * phases / 8;
+        let words = self.scratch_bytes() * plan.scratch * phases / 8;
         if scratch.len() < words {
             scratch.resize(words, 0);
         }
@@ -59,8 +145,16 @@ impl Run {
             let steps = plan.phases.get(self.phase).map_or(&[][..], Vec::as_slice);
             if let (Some(window), Some(step)) = (window, steps.get(self.step)) {
                 if let Some((offset, len)) = plan.span(step, window) {
-                    if !self.step(links, isa, scratch, step, window, offset, len, deadline)? {
+                    let trace = trace.as_deref_mut();
+                    if trace.is_some() && self.marks.begun == 0 {
+                        self.marks.begun = now();
+                    }
+                    if !self.step(links, isa, scratch, step, window, offset, len, pace, trace.is_some(), volume)? {
                         return Ok(false);
+                    }
+                    if let Some(trace) = trace {
+                        let marks = std::mem::take(&mut self.marks);
+                        trace.add(self.event(marks, self.phase, window, step.shard, len * self.arguments.kind.size()));
                     }
                 }
                 self.step += 1;
@@ -77,9 +171,9 @@ impl Run {
         Ok(true)
     }
 
-    /// Bytes of `places` scratch places, each starting on a cache line.
-    fn scratch_bytes(&self, places: usize) -> usize {
-        places * (self.plan.shape.chunk * self.arguments.kind.size_as(Form::Partial)).next_multiple_of(64)
+    /// Bytes of a scratch place; each starts on a cache line.
+    fn scratch_bytes(&self) -> usize {
+        (self.plan.shape.chunk * self.arguments.kind.size_as(Form::Partial)).next_multiple_of(64)
     }
 
     #[expect(clippy::too_many_arguments)]
@@ -92,13 +186,16 @@ impl Run {
         window: usize,
         offset: usize,
         len: usize,
-        deadline: Option<Instant>,
+        pace: Pace,
+        traced: bool,
+        volume: &mut Volume,
     ) -> Result<bool> {
         let kind = self.arguments.kind;
         let scratch: *mut u8 = scratch.as_mut_ptr().cast();
         // Each window in flight has scratch places of its own, and no more windows are in flight than there are phases.
         let lane = window % self.plan.phases.len() * self.plan.scratch;
-        let place = |number: usize| scratch.wrapping_add(self.scratch_bytes(lane + number));
+        let unit = self.scratch_bytes();
+        let place = |number: usize| scratch.wrapping_add(unit * (lane + number));
 
         let mut ins = [In { ptr: std::ptr::null(), form: Form::Element }; MAX_RANKS];
         let mut inputs = 0;
@@ -113,11 +210,11 @@ impl Run {
                 Source::Scratch(number) => In { ptr: place(number), form: Form::Partial },
                 Source::PeerInput { of, start } => self.peer(of, start + offset, false)?,
                 Source::PeerOutput { of, start } => self.peer(of, start + offset, true)?,
-                Source::Signal(from) => match self.record(links, from, step, 0, deadline)? {
+                Source::Signal(from) => match self.record(links, from, step, 0, pace)? {
                     Some(_) => continue,
                     None => return Ok(false),
                 },
-                Source::Link { from, form } => match self.record(links, from, step, len * kind.size_as(form), deadline)? {
+                Source::Link { from, form } => match self.record(links, from, step, len * kind.size_as(form), pace)? {
                     Some(ptr) => In { ptr, form },
                     None => return Ok(false),
                 },
@@ -136,20 +233,25 @@ impl Run {
                     Out { stream: direct && long, ..Out::new(ptr, Form::Element) }
                 }
                 Target::Scratch(number) => Out::new(place(number), Form::Partial),
-                Target::Signal(to) => match room(links, to, 0, deadline)? {
+                Target::Signal(to) => match self.room(links, to, 0, pace)? {
                     Some(_) => continue,
                     None => return Ok(false),
                 },
-                Target::Link { to, form } => match room(links, to, len * kind.size_as(form), deadline)? {
+                Target::Link { to, form } => match self.room(links, to, len * kind.size_as(form), pace)? {
                     Some(ptr) => Out { ptr, form, stream: long },
                     None => return Ok(false),
                 },
             };
             outputs += 1;
         }
+        if traced {
+            self.marks.ready = now();
+        }
         let divisor = step.finish.then_some(self.plan.ranks());
         let (ins, outs) = (&ins[..inputs], &outs[..outputs]);
         if !(in_place(ins, outs)) {
+            volume.loaded += ins.iter().map(|i| len * kind.size_as(i.form)).sum::<usize>() as u64;
+            volume.stored += outs.iter().map(|o| len * kind.size_as(o.form)).sum::<usize>() as u64;
             // SAFETY:
             // - input and output are borrowed by the caller of the collective for as long as this run lives, and a step's span lies
             //   inside them: the plan was checked and its lengths are those of the buffers;
@@ -160,13 +262,16 @@ impl Run {
             // - plans store to a place that they also read only at the same offset.
             unsafe { reduce::fold(isa, kind, self.arguments.op, ins, outs, len, divisor) };
         }
+        if traced {
+            self.marks.combined = now();
+        }
         for target in &step.targets {
             let (to, bytes) = match *target {
                 Target::Link { to, form } => (to, len * kind.size_as(form)),
                 Target::Signal(to) => (to, 0),
                 _ => continue,
             };
-            let header = RecordHeader { epoch: self.epoch, step: self.sent[to], shard: step.shard, call: self.word, crc: 0 };
+            let header = RecordHeader { epoch: self.epoch, step: self.sent[to] as u16, shard: step.shard, call: self.word, crc: 0 };
             links.commit(to, header, bytes)?;
             self.sent[to] = self.sent[to].wrapping_add(1);
         }
@@ -181,23 +286,48 @@ impl Run {
 
     /// The next record from a peer, checked; nothing if it would have to be waited for.
     fn record<L: Links>(
-        &self,
+        &mut self,
         links: &mut L,
         from: Rank,
         step: &Step,
         want: usize,
-        deadline: Option<Instant>,
+        pace: Pace,
     ) -> Result<Option<*const u8>> {
-        let (header, payload) = match deadline {
-            Some(deadline) => links.receive(from, deadline)?,
-            None => match links.try_receive(from)? {
+        let (header, payload) = match pace {
+            Pace::Until(deadline) => links.receive(from, deadline)?,
+            Pace::Try(busy) if busy.from & 1 << from != 0 => {
+                self.want = None;
+                return Ok(None);
+            }
+            Pace::Try(_) => match links.try_receive(from)? {
                 Some(record) => record,
-                None => return Ok(None),
+                None => {
+                    self.want = Some(Want::Record(from));
+                    return Ok(None);
+                }
             },
         };
         let (ptr, len) = (payload.as_ptr(), payload.len());
         self.check(links.rank(), from, header, len, step, want)?;
         Ok(Some(ptr))
+    }
+
+    /// Room for a record to a peer; nothing if it would have to be waited for.
+    fn room<L: Links>(&mut self, links: &mut L, to: Rank, len: usize, pace: Pace) -> Result<Option<*mut u8>> {
+        Ok(match pace {
+            Pace::Until(deadline) => Some(links.reserve(to, len, deadline)?.as_mut_ptr()),
+            Pace::Try(busy) if busy.to & 1 << to != 0 => {
+                self.want = None;
+                None
+            }
+            Pace::Try(_) => match links.try_reserve(to, len)? {
+                Some(mut room) => Some(room.as_mut_ptr()),
+                None => {
+                    self.want = Some(Want::Room { to, len });
+                    None
+                }
+            },
+        })
     }
 
     /// Where a peer's registered buffer lies, from element `at` on.
@@ -227,26 +357,18 @@ impl Run {
                 theirs: header.epoch.to_string(),
             });
         }
-        if header.step != self.received[from] || header.shard != step.shard || len != want {
+        if header.step != self.received[from] as u16 || header.shard != step.shard || len != want {
             return Err(Error::Corrupt {
                 rank,
                 peer: from,
                 what: format!(
                     "record {} of shard {} with {len} bytes, where record {} of shard {} with {want} bytes was due",
-                    header.step, header.shard, self.received[from], step.shard
+                    header.step, header.shard, self.received[from] as u16, step.shard
                 ),
             });
         }
         Ok(())
     }
-}
-
-/// Room for a record to a peer; nothing if it would have to be waited for.
-fn room<L: Links>(links: &mut L, to: Rank, bytes: usize, deadline: Option<Instant>) -> Result<Option<*mut u8>> {
-    Ok(match deadline {
-        Some(deadline) => Some(links.reserve(to, bytes, deadline)?.as_mut_ptr()),
-        None => links.try_reserve(to, bytes)?.map(|mut room| room.as_mut_ptr()),
-    })
 }
 
 /// Whether the step would only copy a chunk onto itself.

@@ -81,10 +81,15 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` for a buffer of an earlier life of the group.
     pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, timeout: Duration) -> Result<()> {
-        if buffer.turn() != self.turn {
-            return Err(Error::Argument("the buffer was registered before the group shrank; register it again".into()));
+        self.owns(buffer)?;
+        self.run(|calls| calls.all_reduce_registered(buffer, op, Instant::now() + timeout))
+    }
+
+    /// Whether the buffer belongs to the group as it is now.
+    pub(super) fn owns<T: Element>(&self, buffer: &Registered<T>) -> Result<()> {
+        if buffer.turn() == self.turn {
+            return Ok(());
         }
-        let result = self.executor.all_reduce_registered(buffer, op, Instant::now() + timeout);
-        self.tell(result)
+        Err(Error::Argument("the buffer was registered before the group shrank; register it again".into()))
     }
 }

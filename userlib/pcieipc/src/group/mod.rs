@@ -20,6 +20,7 @@
 mod buffers;
 mod collectives;
 mod directory;
+mod engine;
 mod exchange;
 mod join;
 mod join_kmod;
@@ -28,7 +29,9 @@ mod kmod_tests;
 mod mesh;
 mod message;
 mod near;
+mod start;
 mod survivors;
+mod threads;
 
 use std::{
     path::PathBuf,
@@ -39,19 +42,22 @@ use std::{
 use crate::{
     device::Session,
     error::{Error, Rank, Result},
-    executor::{Executor, MAX_RANKS, Options as ExecutorOptions},
+    executor::{Executor, MAX_RANKS, Options as ExecutorOptions, Trace, Volume},
     link::Links,
     reduce::{Element, Kind, Op},
+    sys::Bell,
     topology::{Address, Live},
     transport::{Counters, RankLinks, Wire, shm},
     tune,
 };
 
 use directory::Directory;
+use engine::{Calls, Engine};
 use join::{Join, JoinShm, Joined};
 use join_kmod::JoinKmod;
 pub use join_kmod::KmodOptions;
 use mesh::Mesh;
+pub use threads::of_threads;
 
 /// What a group can do with its links beyond [`Links`].
 pub trait GroupLinks: Links + Send + std::fmt::Debug {
@@ -63,6 +69,8 @@ pub trait GroupLinks: Links + Send + std::fmt::Debug {
     fn lost(&self) -> Vec<Rank>;
     /// Says to the peers that this rank leaves in order.
     fn leave(&mut self);
+    /// What wakes this rank from its sleep on these links, for another thread; nothing when it can not be had.
+    fn waker(&self) -> Option<Bell>;
 }
 
 impl<W: Wire> GroupLinks for RankLinks<W> {
@@ -77,6 +85,9 @@ impl<W: Wire> GroupLinks for RankLinks<W> {
     }
     fn leave(&mut self) {
         Self::leave(self);
+    }
+    fn waker(&self) -> Option<Bell> {
+        Self::waker(self)
     }
 }
 
@@ -141,6 +152,8 @@ pub struct GroupOptions {
     pub meeting_timeout: Duration,
     /// How collectives are run; the same on all ranks.
     pub executor: ExecutorOptions,
+    /// Whether a thread of the group goes on with calls in flight while the caller computes. Ranks may differ in it.
+    pub helper_thread: bool,
     /// Further names and values that must be the same on all ranks, such as a model's name; compared when they meet.
     pub configuration: Vec<(String, String)>,
 }
@@ -156,6 +169,7 @@ impl GroupOptions {
             ring_bytes: 1 << 20,
             meeting_timeout: Duration::from_secs(30),
             executor: ExecutorOptions::default(),
+            helper_thread: false,
             configuration: Vec::new(),
         }
     }
@@ -183,7 +197,7 @@ impl GroupOptions {
 /// One rank's membership in a group. Dropping it leaves the group in order; a process that ends without that counts as died.
 #[derive(Debug)]
 pub struct Group {
-    executor: Executor<Box<dyn GroupLinks>>,
+    engine: Engine,
     mesh: Mesh,
     /// Numbers of the meeting, by present rank.
     members: Vec<Rank>,
@@ -193,7 +207,7 @@ pub struct Group {
     options: GroupOptions,
     /// The PCIe tree, once the group follows it.
     near: Option<near::Near>,
-    // After the executor, whose links stand on it.
+    // After the engine, whose links stand on it.
     ground: Ground,
 }
 
@@ -216,7 +230,8 @@ impl Group {
         match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes)?, deadline)? {
             Joined::Links(links) => {
                 let executor = Executor::new(links, options.executor.clone())?;
-                Ok(Self { executor, mesh, members, turn: 0, registered: 0, options, near: None, ground })
+                let engine = Engine::new(executor, options.helper_thread)?;
+                Ok(Self { engine, mesh, members, turn: 0, registered: 0, options, near: None, ground })
             }
             Joined::Again { why, .. } => Err(why),
         }
@@ -224,7 +239,7 @@ impl Group {
 
     /// This rank, in the present group.
     pub fn rank(&self) -> Rank {
-        self.executor.rank()
+        self.members.iter().position(|&member| member == self.mesh.rank).unwrap_or_default()
     }
 
     /// How many ranks the present group has.
@@ -252,46 +267,105 @@ impl Group {
 
     /// What happened on this rank's links since the group met or shrank.
     pub fn counters(&mut self) -> Counters {
-        self.executor.links().counters()
+        let counters = self.engine.get().links().counters();
+        self.engine.leave();
+        counters
+    }
+
+    /// Bytes that this rank's processor loaded and stored for the group's collectives since the group met or shrank.
+    pub fn volume(&mut self) -> Volume {
+        let volume = self.engine.get().volume();
+        self.engine.leave();
+        volume
+    }
+
+    /// Records every step of this rank from now on; the latest `most` are kept ([`Executor::start_trace`]).
+    pub fn start_trace(&mut self, most: usize) {
+        self.engine.get().start_trace(most);
+        self.engine.leave();
+    }
+
+    /// Ends the recording and gives it; nothing when there was none.
+    pub fn stop_trace(&mut self) -> Option<Trace> {
+        let trace = self.engine.get().stop_trace();
+        self.engine.leave();
+        trace
     }
 
     /// The links, for executors of other kinds.
     pub fn links(&mut self) -> &mut dyn GroupLinks {
-        self.executor.links().as_mut()
+        self.engine.get().links().as_mut()
     }
 
     /// Combines the buffers of all ranks, element by element; every rank gets the result in place of its own. All ranks call
     /// it with the same length, type and operation.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut gradient = [group.rank() as f32, 1.5];
+    ///     group.all_reduce(&mut gradient, Op::Average, second).unwrap();
+    ///     assert_eq!(gradient, [0.5, 1.5]);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Timeout`, `PeerDied`, `EndpointRecovering`, `EndpointGone`, `Aborted`, `Mismatch`, `Corrupt`. The buffer may then be half
     /// overwritten, and the group can only [`Group::shrink`].
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: Op, timeout: Duration) -> Result<()> {
-        let result = self.executor.all_reduce(buffer, op, Instant::now() + timeout);
-        self.tell(result)
+        self.run(|calls| calls.all_reduce(buffer, op, Instant::now() + timeout))
     }
 
     /// Like [`Group::all_reduce`], but leaves the input as it is, also on an error.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let (input, mut output) = ([1.0f32, 2.0], [0.0; 2]);
+    ///     group.all_reduce_into(&input, &mut output, Op::Sum, second).unwrap();
+    ///     assert_eq!((input, output), ([1.0, 2.0], [2.0, 4.0]));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the lengths differ.
     pub fn all_reduce_into<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, timeout: Duration) -> Result<()> {
-        let result = self.executor.all_reduce_into(input, output, op, Instant::now() + timeout);
-        self.tell(result)
+        self.run(|calls| calls.all_reduce_into(input, output, op, Instant::now() + timeout))
     }
 
     /// Like [`Group::all_reduce`] for a buffer whose type is known only at run time; it need not be aligned.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::{Kind, Op}};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut bytes = 3u16.to_ne_bytes();
+    ///     group.all_reduce_bytes(&mut bytes, Kind::U16, Op::Prod, second).unwrap();
+    ///     assert_eq!(u16::from_ne_bytes(bytes), 9);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the length is not a multiple of the element's size.
     pub fn all_reduce_bytes(&mut self, buffer: &mut [u8], kind: Kind, op: Op, timeout: Duration) -> Result<()> {
-        let result = self.executor.all_reduce_bytes(buffer, kind, op, Instant::now() + timeout);
-        self.tell(result)
+        self.run(|calls| calls.all_reduce_bytes(buffer, kind, op, Instant::now() + timeout))
     }
 
     /// Makes the calls of all ranks fail with `Aborted` and this reason (cut after 191 bytes).
     pub fn abort(&mut self, why: &str) {
-        self.executor.links().abort(why);
+        self.engine.get().links().abort(why);
+        self.engine.leave();
     }
 
     /// Goes on without the ranks that are lost: died, left, aborted for good, or with an endpoint that is not live. All that are
@@ -305,7 +379,13 @@ impl Group {
     }
 
     /// A failed call ends the group for all: peers that wait for this rank learn why, instead of waiting for their deadline.
-    fn tell(&mut self, result: Result<()>) -> Result<()> {
-        result.inspect_err(|error| self.executor.links().abort(&error.to_string()))
+    fn run<R>(&mut self, call: impl FnOnce(&mut Calls) -> Result<R>) -> Result<R> {
+        let calls = self.engine.get();
+        let result = call(calls);
+        if let Err(error) = &result {
+            calls.links().abort(&error.to_string());
+        }
+        self.engine.leave();
+        result
     }
 }

@@ -56,7 +56,7 @@ impl Group {
         let watch = TreeWatch::start(source, endpoints.clone(), INTERVAL).map_err(|source| Error::System {
             call: "pthread_create",
             hint: "raise the limit of threads (ulimit -u)".into(),
-            source,
+            source: source.into(),
         })?;
         // Zero: nothing is planned for this tree yet.
         self.near = Some(Near { watch, endpoints, planned_for: 0 });
@@ -90,13 +90,12 @@ impl Group {
                 }
             }
         }
-        let result = self.executor.broadcast(&mut text, 0, Instant::now() + timeout);
-        self.tell(result)?;
+        self.run(|calls| calls.broadcast(&mut text, 0, Instant::now() + timeout))?;
         let length = text.iter().position(|b| *b == 0).unwrap_or(LONGEST);
         // All ranks read the same bytes, so they all take the same tree or none.
         let tree =
             std::str::from_utf8(&text[..length]).ok().and_then(|t| t.parse::<Tree>().ok()).filter(|t| t.covers(self.ranks()));
-        self.executor.set_tree(tree.clone())?;
+        self.run(|calls| calls.set_tree(tree.clone()))?;
         if let (Some(near), Some(version)) = (&mut self.near, version) {
             near.planned_for = version;
         }

@@ -23,14 +23,14 @@ const DYING: Duration = Duration::from_millis(500);
 
 pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
     let me = group.mesh.rank;
-    let lost: Vec<Rank> = group.executor.links().lost().iter().map(|&new| group.members[new]).collect();
+    let lost: Vec<Rank> = group.engine.get().links().lost().iter().map(|&new| group.members[new]).collect();
     if lost.contains(&me) {
         // Says which endpoint, and what to do.
-        group.executor.links().confirm()?;
+        group.engine.get().links().confirm()?;
         return Err(Error::Meeting("this rank's own endpoint is not live".into()));
     }
     // Whoever still waits for this rank, or is not in the next group, learns it now.
-    group.executor.links().abort("the group shrinks");
+    group.engine.get().links().abort("the group shrinks");
     let mut members: Vec<Rank> = group.members.iter().copied().filter(|r| !lost.contains(r)).collect();
     let mut turn = group.turn + 1;
     loop {
@@ -60,7 +60,7 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
                 let mut options = group.options.executor.clone();
                 // The tree that was asked for is of the ranks of the meeting.
                 options.tree = options.tree.map(|tree| tree.among(&members));
-                group.executor = Executor::new(links, options)?;
+                group.engine.replace(Executor::new(links, options)?);
                 // The new executor's plans know nothing of the tree yet.
                 group.near.iter_mut().for_each(super::near::Near::forget);
                 for (old, contact) in group.mesh.contacts.iter_mut().enumerate() {

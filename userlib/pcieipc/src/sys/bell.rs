@@ -31,11 +31,20 @@ impl Bell {
         Self(fd)
     }
 
+    /// The same bell once more, for another thread that rings it.
+    ///
+    /// # Errors
+    /// As dup(2).
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
     /// Wakes whoever waits for the bell, now or next.
     ///
     /// # Errors
     /// As write(2), except that a full counter counts as rung.
     pub fn ring(&self) -> io::Result<()> {
+        super::count::made_one();
         match unistd::write(&self.0, &1u64.to_ne_bytes()) {
             Ok(_) | Err(Errno::EAGAIN) => Ok(()),
             Err(error) => Err(error.into()),
@@ -45,6 +54,7 @@ impl Bell {
     /// Forgets all rings until now; says how many there were.
     pub fn drain(&self) -> u64 {
         let mut count = [0; 8];
+        super::count::made_one();
         match unistd::read(&self.0, &mut count) {
             Ok(8) => u64::from_ne_bytes(count),
             _ => 0,

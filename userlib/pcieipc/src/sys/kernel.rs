@@ -165,6 +165,7 @@ impl Kernel for Linux {
 /// `record` points to what `number` reads and writes.
 unsafe fn ioctl(fd: BorrowedFd<'_>, number: u32, record: *mut c_void) -> io::Result<()> {
     loop {
+        super::count::made_one();
         // SAFETY: as the caller promises; the descriptor is open.
         let answer = unsafe { libc::ioctl(fd.as_raw_fd(), number as libc::Ioctl, record) };
         match Errno::result(answer) {

@@ -32,9 +32,21 @@ impl Mapping {
     /// # Errors
     /// As mmap(2).
     pub fn new(fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
+        Self::with(MmapOptions::new().populate(), fd, offset, bytes, access)
+    }
+
+    /// Like [`Mapping::new`], but leaves the pages to whoever touches them first: a file's page lies on the memory node of the processor that
+    /// touched it first, in whatever mapping.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn untouched(fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
+        Self::with(&mut MmapOptions::new(), fd, offset, bytes, access)
+    }
+
+    fn with(options: &mut MmapOptions, fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
         use std::os::fd::AsRawFd;
-        let mut options = MmapOptions::new();
-        options.offset(offset).len(bytes).populate();
+        options.offset(offset).len(bytes);
         let raw = match access {
             Access::Read => options.map_raw_read_only(fd.as_raw_fd())?,
             Access::ReadWrite => options.map_raw(fd.as_raw_fd())?,

@@ -58,6 +58,7 @@ impl AsFd for Life {
 /// As ppoll(2).
 pub fn wait_readable(fds: &[BorrowedFd<'_>], time: Duration) -> io::Result<u64> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    super::count::made_one();
     match nix::poll::ppoll(&mut polled, Some(TimeSpec::from_duration(time)), None::<SigSet>) {
         Ok(_) | Err(Errno::EINTR) => {}
         Err(error) => return Err(error.into()),

@@ -14,9 +14,9 @@ use super::{
 };
 use crate::{
     error::{Error, Rank, Result},
-    link::{Links, RecordHeader, Shared, SharedMut},
+    link::{Links, RecordHeader, Shared, SharedMut, Want},
     ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, max_record},
-    sys::{Bell, Life, failed, wait_readable},
+    sys::{Bell, Life, failed, wait_readable, yield_now},
 };
 
 /// The longest sleep without looking again: what a lost doorbell costs at most.
@@ -24,7 +24,6 @@ const SLICE: Duration = Duration::from_millis(25);
 
 const FOR_A_RECORD: &str = "waiting for a record";
 const FOR_ROOM: &str = "waiting for room in a ring";
-const FOR_NEWS: &str = "waiting for any peer";
 const AT_THE_END: &str = "confirming a result";
 
 /// A peer as this rank reaches it.
@@ -51,20 +50,12 @@ pub struct RankLinks<W: Wire> {
     left: bool,
 }
 
-/// What a rank waits for.
-#[derive(Debug, Clone, Copy)]
-enum For {
-    Record(Rank),
-    Room(Rank),
-    News,
-}
-
-impl For {
-    fn what(self) -> &'static str {
+impl Want {
+    /// From or to whom, and in words.
+    pub(crate) fn of(self) -> (Rank, &'static str) {
         match self {
-            Self::Record(_) => FOR_A_RECORD,
-            Self::Room(_) => FOR_ROOM,
-            Self::News => FOR_NEWS,
+            Self::Record(from) => (from, FOR_A_RECORD),
+            Self::Room { to, .. } => (to, FOR_ROOM),
         }
     }
 }
@@ -85,6 +76,11 @@ impl<W: Wire> RankLinks<W> {
     /// The transport's own part.
     pub fn wire(&self) -> &W {
         &self.wire
+    }
+
+    /// Wakes this rank from its sleep on these links, from another thread.
+    pub fn waker(&self) -> Option<Bell> {
+        self.bell.try_clone().ok()
     }
 
     /// Makes every call of every peer on these links fail with `Aborted` and this reason.
@@ -198,22 +194,31 @@ impl<W: Wire> RankLinks<W> {
         Ok(())
     }
 
-    /// Whether the wait is over.
-    fn is_ready(&mut self, reason: For, len: usize) -> Result<bool> {
-        let rank = self.rank;
-        let died = |peer| Error::PeerDied { rank, peer, what: reason.what() };
-        match reason {
-            For::Record(from) => {
+    /// Whether one of them can be had.
+    fn any_ready(&mut self, wants: &[Want]) -> Result<bool> {
+        for want in wants {
+            if self.is_ready(*want)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn is_ready(&mut self, want: Want) -> Result<bool> {
+        let (rank, (_, what)) = (self.rank, want.of());
+        let died = |peer| Error::PeerDied { rank, peer, what };
+        match want {
+            Want::Record(from) => {
                 let reader = &mut self.peer(from)?.reader;
                 let ready = reader.try_receive().map(|r| r.is_some());
                 let closed = reader.is_closed();
                 match ready {
                     Ok(false) if closed => Err(died(from)),
                     Ok(ready) => Ok(ready),
-                    Err(stop) => Err(self.stopped(from, reason.what(), stop)),
+                    Err(stop) => Err(self.stopped(from, what, stop)),
                 }
             }
-            For::Room(to) => {
+            Want::Room { to, len } => {
                 let writer = &mut self.peer(to)?.writer;
                 let ready = writer.try_reserve(len).map(|r| r.is_some());
                 let closed = writer.is_closed();
@@ -221,63 +226,66 @@ impl<W: Wire> RankLinks<W> {
                     // Nobody will read it.
                     Ok(_) if closed => Err(died(to)),
                     Ok(ready) => Ok(ready),
-                    Err(stop) => Err(self.stopped(to, reason.what(), stop)),
+                    Err(stop) => Err(self.stopped(to, what, stop)),
                 }
             }
-            For::News => Ok(self.peers.iter().flatten().any(|p| p.reader.has_news() || p.writer.has_news())),
         }
     }
 
-    /// Waits until [`RankLinks::is_ready`], or for news until the deadline.
-    fn wait(&mut self, reason: For, len: usize, deadline: Instant) -> Result<()> {
-        if self.is_ready(reason, len)? {
+    /// Waits until it is ready; `Timeout` when that does not come in time.
+    fn wait(&mut self, want: Want, deadline: Instant) -> Result<()> {
+        if self.is_ready(want)? {
             return Ok(());
         }
         let begun = Instant::now();
+        if self.wait_until(&[want], deadline, false)? {
+            return Ok(());
+        }
+        let (peer, what) = want.of();
+        Err(Error::Timeout { rank: self.rank, peer, what, waited: begun.elapsed() })
+    }
+
+    /// Looks, then sleeps, until one of them is ready; false when the deadline passed first. `early`: or until somebody rings.
+    fn wait_until(&mut self, wants: &[Want], deadline: Instant, early: bool) -> Result<bool> {
+        let what = wants.first().map_or(FOR_A_RECORD, |want| want.of().1);
         let mut looks = 0;
         loop {
             match self.patience.after(looks) {
                 Pause::Spin => std::hint::spin_loop(),
-                Pause::Yield => std::thread::yield_now(),
-                Pause::Sleep => break,
+                Pause::Yield => yield_now(),
+                Pause::Sleep => return self.sleep(wants, what, deadline, early),
             }
             looks += 1;
             if looks % LOOKS_BETWEEN_CHECKS == 0 {
-                self.look_around(reason.what())?;
+                self.look_around(what)?;
             }
-            if self.is_ready(reason, len)? {
+            if self.any_ready(wants)? {
                 self.patience.was_short();
-                return Ok(());
-            }
-        }
-        match (self.sleep(reason, len, deadline)?, reason) {
-            (true, _) | (false, For::News) => Ok(()),
-            (false, For::Record(peer) | For::Room(peer)) => {
-                Err(Error::Timeout { rank: self.rank, peer, what: reason.what(), waited: begun.elapsed() })
+                return Ok(true);
             }
         }
     }
 
-    /// Sleeps until it is ready; false when the deadline passed.
-    fn sleep(&mut self, reason: For, len: usize, deadline: Instant) -> Result<bool> {
+    fn sleep(&mut self, wants: &[Want], what: &'static str, deadline: Instant, early: bool) -> Result<bool> {
         self.patience.was_long();
         loop {
-            self.look_around(reason.what())?;
-            self.arm(reason);
-            let slept = match self.is_ready(reason, len) {
-                Ok(false) => self.doze(reason.what(), deadline).map(Some),
+            self.look_around(what)?;
+            let rung = self.counters.wakeups;
+            self.arm(wants);
+            let slept = match self.any_ready(wants) {
+                Ok(false) => self.doze(what, deadline).map(Some),
                 Ok(true) => Ok(None),
                 Err(error) => Err(error),
             };
-            self.disarm(reason);
+            self.disarm(wants);
             let Some(in_time) = slept? else { return Ok(true) };
-            if self.is_ready(reason, len)? {
+            if self.any_ready(wants)? || early && self.counters.wakeups != rung {
                 return Ok(true);
             }
             if !in_time {
                 // The last look: what happened while this rank did not run is told apart from a passed deadline.
-                self.root_cause(reason.what())?;
-                self.look_around(reason.what())?;
+                self.root_cause(what)?;
+                self.look_around(what)?;
                 return Ok(false);
             }
         }
@@ -302,25 +310,21 @@ impl<W: Wire> RankLinks<W> {
         Ok(true)
     }
 
-    fn arm(&mut self, reason: For) {
-        match reason {
-            For::Record(rank) => self.peers[rank].iter_mut().for_each(|p| p.reader.arm()),
-            For::Room(rank) => self.peers[rank].iter_mut().for_each(|p| p.writer.arm()),
-            For::News => self.peers.iter_mut().flatten().for_each(|p| {
-                p.reader.arm();
-                p.writer.arm();
-            }),
+    fn arm(&mut self, wants: &[Want]) {
+        for want in wants {
+            match *want {
+                Want::Record(from) => self.peers[from].iter_mut().for_each(|p| p.reader.arm()),
+                Want::Room { to, .. } => self.peers[to].iter_mut().for_each(|p| p.writer.arm()),
+            }
         }
     }
 
-    fn disarm(&mut self, reason: For) {
-        match reason {
-            For::Record(rank) => self.peers[rank].iter_mut().for_each(|p| p.reader.disarm()),
-            For::Room(rank) => self.peers[rank].iter_mut().for_each(|p| p.writer.disarm()),
-            For::News => self.peers.iter_mut().flatten().for_each(|p| {
-                p.reader.disarm();
-                p.writer.disarm();
-            }),
+    fn disarm(&mut self, wants: &[Want]) {
+        for want in wants {
+            match *want {
+                Want::Record(from) => self.peers[from].iter_mut().for_each(|p| p.reader.disarm()),
+                Want::Room { to, .. } => self.peers[to].iter_mut().for_each(|p| p.writer.disarm()),
+            }
         }
     }
 
@@ -366,7 +370,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
                 // SAFETY: the room that `try_reserve` gave, or the peer's staging place, which is as long as the longest record.
                 return Ok(unsafe { SharedMut::new(place, len) });
             }
-            self.wait(For::Room(to), len, deadline)?;
+            self.wait(Want::Room { to, len }, deadline)?;
         }
     }
 
@@ -404,7 +408,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     }
 
     fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> {
-        self.wait(For::Record(from), 0, deadline)?;
+        self.wait(Want::Record(from), deadline)?;
         let rank = self.rank;
         match self.peer(from)?.reader.try_receive() {
             Ok(Some(record)) => Ok(record),
@@ -414,7 +418,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     }
 
     fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> {
-        if !self.is_ready(For::Record(from), 0)? {
+        if !self.is_ready(Want::Record(from))? {
             return Ok(None);
         }
         Ok(self.peer(from)?.reader.try_receive().ok().flatten())
@@ -432,8 +436,11 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
         Ok(())
     }
 
-    fn wait_any(&mut self, deadline: Instant) -> Result<()> {
-        self.wait(For::News, 0, deadline)
+    fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> {
+        if self.any_ready(wants)? {
+            return Ok(());
+        }
+        self.wait_until(wants, deadline, true).map(drop)
     }
 
     fn confirm(&mut self) -> Result<()> {

@@ -56,7 +56,8 @@ impl Own {
             .map_err(|e| failed("memfd_create", hint)(e.into()))?;
         let bytes = DATA_OFFSET + data_bytes;
         ftruncate(&file, bytes as i64).map_err(|e| failed("ftruncate", hint)(e.into()))?;
-        let mapping = Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite).map_err(failed("mmap", hint))?;
+        // The peer, which reads the data, touches it first in `join`: so it lies on the peer's memory node.
+        let mapping = Mapping::untouched(file.as_fd(), 0, bytes, Access::ReadWrite).map_err(failed("mmap", hint))?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))
             .map_err(|e| failed("fcntl(F_ADD_SEALS)", "the library needs Linux 5.1 or later")(e.into()))?;
         Ok(Self { file, mapping: Arc::new(mapping), data_bytes })
@@ -221,6 +222,17 @@ mod tests {
         let (_, payload) = reader.try_receive().unwrap().unwrap();
         // SAFETY: nobody writes it now.
         assert_eq!(unsafe { std::slice::from_raw_parts(payload.as_ptr(), payload.len()) }, b"hello");
+    }
+
+    #[test]
+    fn a_ring_is_placed_by_the_rank_that_reads_it() {
+        let own = Own::new(64 << 10).unwrap();
+        let file = own.file().try_clone_to_owned().unwrap();
+        let present = || fstat(&file).unwrap().st_blocks;
+        assert_eq!(present(), 0, "the writer touched it");
+        let theirs = Own::new(64 << 10).unwrap();
+        let _reader = theirs.join(1, 0, own.file().try_clone_to_owned().unwrap()).unwrap();
+        assert!(present() * 512 >= 64 << 10, "the reader did not");
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn measured(directory: &Path, choice: Choice, count: usize, calls: usize) -> Res
         let other = std::thread::Builder::new().spawn_scoped(scope, || rank(1)).map_err(|source| Error::System {
             call: "pthread_create",
             hint: "raise the limit of threads (ulimit -u)".into(),
-            source,
+            source: source.into(),
         })?;
         let mine = rank(0);
         let theirs = other.join().map_err(|_| Error::Argument("a rank that was measured panicked; please report it".into()))?;

@@ -32,7 +32,7 @@ fn refused(call: &'static str, answer: impl Into<String>) -> Error {
     Error::System {
         call,
         hint: "set PCIEIPC_NCCL to the file of libnccl.so.2; NCCL_DEBUG=INFO says more".into(),
-        source: std::io::Error::other(answer.into()),
+        source: std::io::Error::other(answer.into()).into(),
     }
 }
 

@@ -94,13 +94,13 @@ fn legend(canvas: &mut Canvas, x: f64, y: f64, width: f64) -> f64 {
 }
 
 /// The step of the axis: 1, 2 or 5 times a power of ten, for 5 to 12 ticks.
-fn tick(seconds: f64) -> f64 {
+pub fn tick(seconds: f64) -> f64 {
     let rough = seconds.max(1e-6) / 10.0;
     let power = 10f64.powf(rough.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power).find(|step| *step >= rough).unwrap_or(power * 10.0)
 }
 
-fn time_label(at: f64, step: f64) -> String {
+pub fn time_label(at: f64, step: f64) -> String {
     match step {
         s if s >= 1.0 => format!("{at:.0} s"),
         s if s >= 0.1 => format!("{at:.1} s"),
