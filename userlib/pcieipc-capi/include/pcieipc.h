@@ -10,6 +10,28 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+// What ranks do together.
+typedef enum pcieipc_collective {
+  // As pcieipc_all_reduce_into, or in place on `to` when `from` is NULL.
+  PCIEIPC_COLLECTIVE_ALL_REDUCE = 1,
+  // As pcieipc_reduce_scatter.
+  PCIEIPC_COLLECTIVE_REDUCE_SCATTER = 2,
+  // As pcieipc_all_gather.
+  PCIEIPC_COLLECTIVE_ALL_GATHER = 3,
+  // As pcieipc_reduce to the root `rank`.
+  PCIEIPC_COLLECTIVE_REDUCE = 4,
+  // As pcieipc_broadcast of `to` from the root `rank`.
+  PCIEIPC_COLLECTIVE_BROADCAST = 5,
+  // As pcieipc_all_to_all.
+  PCIEIPC_COLLECTIVE_ALL_TO_ALL = 6,
+  // As pcieipc_send of `from` to `rank`.
+  PCIEIPC_COLLECTIVE_SEND = 7,
+  // As pcieipc_receive to `to` from `rank`.
+  PCIEIPC_COLLECTIVE_RECEIVE = 8,
+  // As pcieipc_barrier.
+  PCIEIPC_COLLECTIVE_BARRIER = 9,
+} pcieipc_collective;
+
 // How elements are combined.
 typedef enum pcieipc_op {
   // Integers wrap; 16-bit floats add in f32 and round once.
@@ -85,6 +107,9 @@ typedef struct pcieipc_buffer pcieipc_buffer;
 // One rank's membership in a group. Not for use by two threads at once.
 typedef struct pcieipc_group pcieipc_group;
 
+// A call that was started. It may outlive the group.
+typedef struct pcieipc_request pcieipc_request;
+
 // What a rank brings to a meeting. Set everything to zero, then `size` to `sizeof(struct pcieipc_options)`, then what you need:
 // fields that later versions add are found by `size`.
 typedef struct pcieipc_options {
@@ -107,7 +132,33 @@ typedef struct pcieipc_options {
   // 0 for the default choice, otherwise a number of the library's algorithms: 1 one-shot, 2 two-shot, 3 star, 4 ring,
   // 5 recursive doubling, 6 hierarchical.
   uint32_t algorithm;
+  // Not 0: a thread of the group goes on with started calls while the caller computes.
+  uint32_t helper_thread;
+  // Not 0: choose algorithms by what `pcieipc tune` has stored for this machine, if anything; the same on all ranks.
+  uint32_t tuned;
 } pcieipc_options;
+
+// A call to start. Set everything to zero, then `size` to `sizeof(struct pcieipc_call)`, then what the collective needs.
+typedef struct pcieipc_call {
+  // Bytes of this struct.
+  size_t size;
+  // A pcieipc_collective.
+  uint32_t collective;
+  // A pcieipc_type.
+  uint32_t element;
+  // A pcieipc_op, where something is combined.
+  uint32_t operation;
+  // The root, or the other rank of a message.
+  uint32_t rank;
+  // What is read. It must not overlap `to`.
+  const void *from;
+  // What is stored to.
+  void *to;
+  // Elements, as in the function of the collective.
+  size_t count;
+  // How long the whole call may take, from its start on, in milliseconds.
+  uint32_t timeout_ms;
+} pcieipc_call;
 
 #ifdef __cplusplus
 extern "C" {
@@ -236,6 +287,37 @@ enum pcieipc_status pcieipc_group_shrink(struct pcieipc_group *of, uint32_t time
 
 // Makes the calls of all ranks fail with PCIEIPC_STATUS_ABORTED and this reason.
 enum pcieipc_status pcieipc_group_abort(struct pcieipc_group *of, const char *why);
+
+// Starts a call and returns at once; stores a request behind `out`. The buffers are the library's until the request is done. Calls run in the
+// order in which they were started, several at once; all ranks start the same ones in the same order, and blocking calls queue behind them.
+// They go on in pcieipc_request_test and _wait, in pcieipc_group_progress, in blocking calls, and in the group's own thread with
+// options.helper_thread. When one fails, all in flight end with the same error.
+enum pcieipc_status pcieipc_start(struct pcieipc_group *of,
+                                  const struct pcieipc_call *call,
+                                  struct pcieipc_request **out);
+
+// Whether the request's call is over, well or not; true for NULL. May be asked by any thread at any time before the request is freed, but not
+// during pcieipc_request_wait or _test on it; makes no progress by itself.
+bool pcieipc_request_is_done(const struct pcieipc_request *request);
+
+// Goes on with the calls in flight without waiting, and stores behind `done` whether this one is over. When it is, the status is the call's.
+enum pcieipc_status pcieipc_request_test(struct pcieipc_group *of,
+                                         struct pcieipc_request *request,
+                                         bool *done);
+
+// Waits until the call is over, for `at_most_ms` milliseconds at most, or with 0 until the call's own timeout. The status is the call's;
+// PCIEIPC_STATUS_TIMEOUT with pcieipc_request_is_done false says that `at_most_ms` was over first: the call goes on. A request that is done
+// gives the same answer again.
+enum pcieipc_status pcieipc_request_wait(struct pcieipc_group *of,
+                                         struct pcieipc_request *request,
+                                         uint32_t at_most_ms);
+
+// Goes on with the calls in flight without waiting; stores how many are left behind `in_flight`, which may be NULL.
+enum pcieipc_status pcieipc_group_progress(struct pcieipc_group *of,
+                                           size_t *in_flight);
+
+// Frees the request; NULL is allowed. A call that is not over goes on and keeps its buffers until it is; its answer is not heard.
+void pcieipc_request_free(struct pcieipc_request *request);
 
 // The text of this thread's last error; valid until its next call of this library. Never NULL.
 const char *pcieipc_last_error(void);

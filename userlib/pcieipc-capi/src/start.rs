@@ -212,7 +212,11 @@ pub unsafe extern "C" fn pcieipc_request_test(
             State::InFlight(call) => call.test(group),
             State::Over(_) => true,
         };
-        if *done { request.settle(group) } else { Ok(()) }
+        if *done {
+            request.settle(group)
+        } else {
+            Ok(())
+        }
     })
 }
 

@@ -177,12 +177,8 @@ fn value<T: Model>(call: &Call, rank: usize, i: usize) -> T {
 
 /// Runs the call on all ranks, each twice; gives what each rank got.
 fn run<T: Model>(call: &Call) -> Vec<Vec<T>> {
-    let options = Options {
-        algorithm: call.algorithm,
-        chunk: call.chunk,
-        one_shot_up_to: call.one_shot_up_to,
-        ..Options::default()
-    };
+    let options =
+        Options { algorithm: call.algorithm, chunk: call.chunk, one_shot_up_to: call.one_shot_up_to, ..Options::default() };
     let size = T::KIND.size();
     std::thread::scope(|scope| {
         let threads: Vec<_> = loopback::group(call.ranks, 8 * call.ranks + 10, 4096)

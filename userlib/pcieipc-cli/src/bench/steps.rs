@@ -79,8 +79,7 @@ struct Record {
 
 /// Runs the plans: a step's column is after the rank's step before it and after those whose records it takes.
 fn place(plans: &[Plan]) -> (Vec<Placed<'_>>, Vec<Record>) {
-    let programs: Vec<Vec<Move<'_>>> =
-        plans.iter().map(|p| p.program().filter(|m| m.window < WINDOWS).collect()).collect();
+    let programs: Vec<Vec<Move<'_>>> = plans.iter().map(|p| p.program().filter(|m| m.window < WINDOWS).collect()).collect();
     let mut next = vec![(0usize, 0usize); plans.len()];
     let mut links: HashMap<(usize, usize), VecDeque<(usize, bool)>> = HashMap::new();
     let (mut boxes, mut records) = (Vec::new(), Vec::new());

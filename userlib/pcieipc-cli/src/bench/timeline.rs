@@ -56,7 +56,10 @@ pub fn draw(recording: &Recording) -> String {
     }
     for (rank, step) in recording.steps() {
         let lane = top + LANE * rank as f64;
-        let hint = format!("call {}, phase {}, window {}, shard {}: {} bytes", step.call, step.phase, step.window, step.shard, step.bytes);
+        let hint = format!(
+            "call {}, phase {}, window {}, shard {}: {} bytes",
+            step.call, step.phase, step.window, step.shard, step.bytes
+        );
         let colour = COMBINE[usize::from(step.phase) % COMBINE.len()];
         for (from, to, colour) in
             [(step.begun, step.ready, WAIT), (step.ready, step.combined, colour), (step.combined, step.ended, PUBLISH)]

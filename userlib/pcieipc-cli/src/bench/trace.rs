@@ -147,7 +147,9 @@ impl Recording {
         let us = |at: u64| at.saturating_sub(start) as f64 / 1e3;
         let mut events = Vec::new();
         for of in &self.ranks {
-            events.push(json!({ "ph": "M", "name": "process_name", "pid": of.rank, "args": { "name": format!("rank {}", of.rank) } }));
+            events.push(
+                json!({ "ph": "M", "name": "process_name", "pid": of.rank, "args": { "name": format!("rank {}", of.rank) } }),
+            );
             events.push(json!({ "ph": "M", "name": "process_sort_index", "pid": of.rank, "args": { "sort_index": of.rank } }));
             events.push(json!({ "ph": "M", "name": "thread_name", "pid": of.rank, "tid": 0, "args": { "name": "steps" } }));
         }

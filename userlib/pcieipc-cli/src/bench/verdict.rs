@@ -49,7 +49,9 @@ impl Verdict {
             }
         }
         if algorithms.is_empty() {
-            return Err(Failure::Use("nothing is predicted for more ranks than processors, so there is nothing to validate".into()));
+            return Err(Failure::Use(
+                "nothing is predicted for more ranks than processors, so there is nothing to validate".into(),
+            ));
         }
         let interruption = Interruption::catch()?;
         let mut rows = Vec::new();
@@ -103,10 +105,20 @@ impl Verdict {
 
     /// A table.
     pub fn text(&self) -> String {
-        let mut out = format!("# predicted and measured (two ranks or more, in place)\n#{:>11}  {:<20}{:>14}{:>14}{:>9}\n", "size (B)", "algorithm", "predicted us", "measured us", "error");
+        let mut out = format!(
+            "# predicted and measured (two ranks or more, in place)\n#{:>11}  {:<20}{:>14}{:>14}{:>9}\n",
+            "size (B)", "algorithm", "predicted us", "measured us", "error"
+        );
         for row in &self.rows {
             let error = (row.predicted / row.measured - 1.0) * 100.0;
-            let _ = writeln!(out, "{:>12}  {:<20}{:>14.2}{:>14.2}{error:>8.0}%", row.bytes, row.algorithm.name(), row.predicted, row.measured);
+            let _ = writeln!(
+                out,
+                "{:>12}  {:<20}{:>14.2}{:>14.2}{error:>8.0}%",
+                row.bytes,
+                row.algorithm.name(),
+                row.predicted,
+                row.measured
+            );
         }
         let (middle, least, greatest) = self.summary();
         let _ = writeln!(
@@ -135,7 +147,8 @@ impl Verdict {
             .iter()
             .map(|r| json!({ "bytes": r.bytes, "algorithm": r.algorithm.name(), "predicted_us": r.predicted, "measured_us": r.measured }))
             .collect();
-        let choices: Vec<_> = self.choices.iter().map(|(bytes, slower)| json!({ "bytes": bytes, "slower_than_fastest": slower })).collect();
+        let choices: Vec<_> =
+            self.choices.iter().map(|(bytes, slower)| json!({ "bytes": bytes, "slower_than_fastest": slower })).collect();
         json!({ "rows": rows, "choices": choices, "error_median": middle, "error_least": least, "error_greatest": greatest })
     }
 }

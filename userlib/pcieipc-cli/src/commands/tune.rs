@@ -8,12 +8,7 @@ use pcieipc::{
     tune::{self, Calibration, Choice, Explanation, Tuner},
 };
 
-use crate::{
-    bench::Verdict,
-    commands::bench::bytes,
-    failure::Failure,
-    scratch::Scratch,
-};
+use crate::{bench::Verdict, commands::bench::bytes, failure::Failure, scratch::Scratch};
 
 /// Measure this machine (a few seconds, once) and say which size takes which algorithm
 #[derive(Debug, clap::Args)]

@@ -50,7 +50,8 @@ impl Export {
         let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().map_or(4096, |p| p as usize);
         let map = |offset, bytes, access| {
             let mapping = kernel.map(fd.as_fd(), offset, bytes, access);
-            let mapping = mapping.map_err(|source| DeviceError::Other { call: "mmap of an exported channel", source: source.into() })?;
+            let mapping =
+                mapping.map_err(|source| DeviceError::Other { call: "mmap of an exported channel", source: source.into() })?;
             if mapping.bytes() < bytes { Err(short_page()) } else { Ok(mapping) }
         };
         let data = map(raw.data_offset, data_bytes, Access::ReadWrite)?;

@@ -164,8 +164,10 @@ impl Node {
     /// `Other`.
     pub fn events(&self) -> Result<Vec<Event>, DeviceError> {
         let mut raw = [pcieipc_event::default(); 64];
-        let count =
-            self.kernel.events(self.fd.as_fd(), &mut raw).map_err(|source| DeviceError::Other { call: "read", source: source.into() })?;
+        let count = self
+            .kernel
+            .events(self.fd.as_fd(), &mut raw)
+            .map_err(|source| DeviceError::Other { call: "read", source: source.into() })?;
         Ok(raw[..count.min(raw.len())].iter().map(Event::from).collect())
     }
 

@@ -115,7 +115,21 @@ impl<L: Links> Executor<L> {
             return Err(Error::Argument(format!("{calibration:?} is no machine's; measure again with `pcieipc tune --again`")));
         }
         let (isa, plans, choices, scratch) = (Isa::detect(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { links, options, tree, isa, epoch: 0, messages, failure: None, plans, choices, scratch, flights: VecDeque::new(), trace: None, volume: Volume::default() })
+        Ok(Self {
+            links,
+            options,
+            tree,
+            isa,
+            epoch: 0,
+            messages,
+            failure: None,
+            plans,
+            choices,
+            scratch,
+            flights: VecDeque::new(),
+            trace: None,
+            volume: Volume::default(),
+        })
     }
 
     /// Plans from now on for ranks that are near each other as the tree says; all alike if there is none. All ranks call it with the same tree

@@ -103,7 +103,20 @@ impl Run {
     pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32) -> Self {
         let word = arguments.word(&plan);
         let (windows, phase) = (plan.windows(), plan.phases.len().saturating_sub(1));
-        Self { plan, arguments, epoch, word, windows, tick: 0, phase, step: 0, sent: [0; MAX_RANKS], received: [0; MAX_RANKS], want: None, marks: Marks::default() }
+        Self {
+            plan,
+            arguments,
+            epoch,
+            word,
+            windows,
+            tick: 0,
+            phase,
+            step: 0,
+            sent: [0; MAX_RANKS],
+            received: [0; MAX_RANKS],
+            want: None,
+            marks: Marks::default(),
+        }
     }
 
     pub fn plan(&self) -> &Plan {
@@ -125,10 +138,7 @@ impl Run {
         let bits = |done: &[u32; MAX_RANKS], all: &[u32; MAX_RANKS]| {
             done.iter().zip(all).enumerate().filter(|(_, (d, a))| d < a).fold(0, |bits, (rank, _)| bits | 1 << rank)
         };
-        Busy {
-            to: before.to | bits(&self.sent, &whole.sent),
-            from: before.from | bits(&self.received, &whole.received),
-        }
+        Busy { to: before.to | bits(&self.sent, &whole.sent), from: before.from | bits(&self.received, &whole.received) }
     }
 
     /// Runs until the end (`true`) or, at [`Pace::Try`], until it would have to wait (`false`).
@@ -271,7 +281,8 @@ impl Run {
                 Target::Signal(to) => (to, 0),
                 _ => continue,
             };
-            let header = RecordHeader { epoch: self.epoch, step: self.sent[to] as u16, shard: step.shard, call: self.word, crc: 0 };
+            let header =
+                RecordHeader { epoch: self.epoch, step: self.sent[to] as u16, shard: step.shard, call: self.word, crc: 0 };
             links.commit(to, header, bytes)?;
             self.sent[to] = self.sent[to].wrapping_add(1);
         }
@@ -285,14 +296,7 @@ impl Run {
     }
 
     /// The next record from a peer, checked; nothing if it would have to be waited for.
-    fn record<L: Links>(
-        &mut self,
-        links: &mut L,
-        from: Rank,
-        step: &Step,
-        want: usize,
-        pace: Pace,
-    ) -> Result<Option<*const u8>> {
+    fn record<L: Links>(&mut self, links: &mut L, from: Rank, step: &Step, want: usize, pace: Pace) -> Result<Option<*const u8>> {
         let (header, payload) = match pace {
             Pace::Until(deadline) => links.receive(from, deadline)?,
             Pace::Try(busy) if busy.from & 1 << from != 0 => {

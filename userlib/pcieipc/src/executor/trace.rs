@@ -154,7 +154,18 @@ mod tests {
         for i in 0..8u64 {
             let (begun, ready, combined, ended) = (10 * i, 10 * i + 1, 10 * i + 3, 10 * i + 6);
             let collective = Collective::Barrier;
-            trace.add(Event { collective, call: i as u32, phase: 0, window: 0, shard: 0, bytes: 0, begun, ready, combined, ended });
+            trace.add(Event {
+                collective,
+                call: i as u32,
+                phase: 0,
+                window: 0,
+                shard: 0,
+                bytes: 0,
+                begun,
+                ready,
+                combined,
+                ended,
+            });
         }
         assert_eq!(trace.events().iter().map(|e| e.call).collect::<Vec<_>>(), [5, 6, 7]);
         assert_eq!(trace.totals(), Totals { steps: 8, waiting: 8, combining: 16, publishing: 24 });

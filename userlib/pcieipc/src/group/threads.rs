@@ -48,11 +48,9 @@ pub fn of_threads<R: Send>(ranks: usize, body: impl Fn(Group) -> R + Sync) -> Re
         first.into_iter().chain(threads.into_iter().map(join)).collect::<Result<Vec<R>>>()
     });
     match std::fs::remove_dir_all(&directory) {
-        Err(error) if answers.is_ok() && ranks > 0 => Err(Error::System {
-            call: "rmdir",
-            hint: format!("remove {} yourself", directory.display()),
-            source: error.into(),
-        }),
+        Err(error) if answers.is_ok() && ranks > 0 => {
+            Err(Error::System { call: "rmdir", hint: format!("remove {} yourself", directory.display()), source: error.into() })
+        }
         _ => answers,
     }
 }
