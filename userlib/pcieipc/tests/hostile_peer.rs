@@ -179,7 +179,7 @@ fn run(seed: u64, tally: &mut Tally) {
     let spoils = random.pick(&[1, 5, 30]);
     let far = Instant::now() + Duration::from_secs(3600);
     // A room of its own on either side of the buffer shows what is written beside it.
-    let mut calls: Vec<Request<(Vec<u32>, Vec<u32>)>> = Vec::new();
+    let mut calls: Vec<Request<Buffers>> = Vec::new();
     for number in 0..4u32 {
         let count = random.pick(&[0usize, 1, 10, 63, 64, 100, 1000, 3000]);
         if let Ok(call) = honest.start_all_reduce_into((vec![3; count], vec![7; count]), Op::Sum, far) {
@@ -224,7 +224,11 @@ fn run(seed: u64, tally: &mut Tally) {
     drop(message);
 }
 
-fn answer(call: Request<(Vec<u32>, Vec<u32>)>) -> Result<(Vec<u32>, Vec<u32>), (Error, Vec<u32>)> {
+/// Input and output.
+type Buffers = (Vec<u32>, Vec<u32>);
+
+/// The buffers, or why and the input.
+fn answer(call: Request<Buffers>) -> Result<Buffers, (Error, Vec<u32>)> {
     let mut anybody = Executor::new(pcieipc::loopback::group(1, 1, 64).remove(0), Options::default()).unwrap();
     anybody.wait(call).map_err(|failed| (failed.error, failed.buffers.map(|b| b.0).unwrap_or_default()))
 }

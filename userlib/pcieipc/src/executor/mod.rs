@@ -22,7 +22,7 @@ use crate::{
 
 use arguments::{Arguments, Group};
 use flight::Flight;
-pub use request::{Buffer, Failed, Lent, Request};
+pub use request::{Buffer, Failed, Lent, Request, Started};
 pub use run::Volume;
 use run::{Pace, Run, Tools};
 pub use trace::{Event, Totals, Trace};

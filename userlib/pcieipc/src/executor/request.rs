@@ -128,6 +128,9 @@ pub struct Failed<B> {
     pub buffers: Option<B>,
 }
 
+/// A call that has begun, or was refused and gives its buffers back.
+pub type Started<B> = Result<Request<B>, Failed<B>>;
+
 impl<B> std::fmt::Debug for Failed<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()

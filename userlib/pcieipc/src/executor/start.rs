@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Instant};
 use super::{
     Executor,
     arguments::Arguments,
-    request::{Buffer, Failed, Outcome, Request},
+    request::{Buffer, Failed, Outcome, Request, Started},
 };
 use crate::{
     error::{Rank, Result},
@@ -30,7 +30,7 @@ impl<L: Links> Executor<L> {
         mut buffers: B,
         arguments: impl FnOnce(&mut B) -> Result<Arguments>,
         deadline: Instant,
-    ) -> Result<Request<B>, Failed<B>> {
+    ) -> Started<B> {
         let arguments = match arguments(&mut buffers) {
             Ok(arguments) => arguments,
             Err(error) => return Err(Failed { error, buffers: Some(buffers) }),
@@ -72,7 +72,7 @@ impl<L: Links> Executor<L> {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_all_reduce<B: Buffer>(&mut self, buffer: B, op: Op, deadline: Instant) -> Result<Request<B>, Failed<B>> {
+    pub fn start_all_reduce<B: Buffer>(&mut self, buffer: B, op: Op, deadline: Instant) -> Started<B> {
         self.start(buffer, |b| Ok(Arguments::all_reduce(slice(b), op)), deadline)
     }
 
@@ -85,7 +85,7 @@ impl<L: Links> Executor<L> {
         (input, output): (I, O),
         op: Op,
         deadline: Instant,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         self.start((input, output), |(i, o)| Arguments::all_reduce_into(slice(i), slice(o), op), deadline)
     }
 
@@ -93,12 +93,13 @@ impl<L: Links> Executor<L> {
     ///
     /// # Errors
     /// `Argument`.
+    #[expect(clippy::result_large_err, reason = "the error gives the buffer back")]
     pub fn start_all_reduce_registered<T: Element>(
         &mut self,
         buffer: Registered<T>,
         op: Op,
         deadline: Instant,
-    ) -> Result<Request<Registered<T>>, Failed<Registered<T>>> {
+    ) -> Started<Registered<T>> {
         let group = self.group();
         self.start(buffer, |b| Arguments::all_reduce_registered(group, b, op), deadline)
     }
@@ -112,7 +113,7 @@ impl<L: Links> Executor<L> {
         (input, output): (I, O),
         op: Op,
         deadline: Instant,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         let group = self.group();
         self.start((input, output), |(i, o)| Arguments::reduce_scatter(group, slice(i), slice(o), op), deadline)
     }
@@ -125,7 +126,7 @@ impl<L: Links> Executor<L> {
         &mut self,
         (input, output): (I, O),
         deadline: Instant,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         let group = self.group();
         self.start((input, output), |(i, o)| Arguments::all_gather(group, slice(i), slice(o)), deadline)
     }
@@ -138,7 +139,7 @@ impl<L: Links> Executor<L> {
         &mut self,
         (input, output): (I, O),
         deadline: Instant,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         let group = self.group();
         self.start((input, output), |(i, o)| Arguments::all_to_all(group, slice(i), slice(o)), deadline)
     }
@@ -153,7 +154,7 @@ impl<L: Links> Executor<L> {
         op: Op,
         root: Rank,
         deadline: Instant,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         let group = self.group();
         self.start((input, output), |(i, o)| Arguments::reduce(group, slice(i), slice(o), op, root), deadline)
     }
@@ -162,7 +163,7 @@ impl<L: Links> Executor<L> {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_broadcast<B: Buffer>(&mut self, buffer: B, root: Rank, deadline: Instant) -> Result<Request<B>, Failed<B>> {
+    pub fn start_broadcast<B: Buffer>(&mut self, buffer: B, root: Rank, deadline: Instant) -> Started<B> {
         let group = self.group();
         self.start(buffer, |b| Arguments::broadcast(group, slice(b), root), deadline)
     }
@@ -171,7 +172,7 @@ impl<L: Links> Executor<L> {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_send<B: Buffer>(&mut self, data: B, to: Rank, deadline: Instant) -> Result<Request<B>, Failed<B>> {
+    pub fn start_send<B: Buffer>(&mut self, data: B, to: Rank, deadline: Instant) -> Started<B> {
         let group = self.group();
         self.start(data, |b| Arguments::send(group, slice(b), to), deadline)
     }
@@ -180,7 +181,7 @@ impl<L: Links> Executor<L> {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_receive<B: Buffer>(&mut self, buffer: B, from: Rank, deadline: Instant) -> Result<Request<B>, Failed<B>> {
+    pub fn start_receive<B: Buffer>(&mut self, buffer: B, from: Rank, deadline: Instant) -> Started<B> {
         let group = self.group();
         self.start(buffer, |b| Arguments::receive(group, slice(b), from), deadline)
     }
@@ -189,7 +190,7 @@ impl<L: Links> Executor<L> {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_barrier(&mut self, deadline: Instant) -> Result<Request<()>, Failed<()>> {
+    pub fn start_barrier(&mut self, deadline: Instant) -> Started<()> {
         self.start((), |()| Ok(Arguments::barrier()), deadline)
     }
 }

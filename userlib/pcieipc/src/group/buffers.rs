@@ -85,6 +85,84 @@ impl Group {
         self.run(|calls| calls.all_reduce_registered(buffer, op, Instant::now() + timeout))
     }
 
+    /// Like [`Group::broadcast`], straight from the root's registered buffer.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::group;
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut weights = group.register::<f32>(5000, second).unwrap();
+    ///     weights.fill(group.rank() as f32);
+    ///     group.broadcast_registered(&mut weights, 1, second).unwrap();
+    ///     assert_eq!(weights[4999], 1.0);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce_registered`].
+    pub fn broadcast_registered<T: Element>(&mut self, buffer: &mut Registered<T>, root: Rank, timeout: Duration) -> Result<()> {
+        self.owns(buffer)?;
+        self.run(|calls| calls.broadcast_registered(buffer, root, Instant::now() + timeout))
+    }
+
+    /// Like [`Group::all_gather`], straight between registered buffers with one block for each rank: this rank's block is the input and is in
+    /// its place already.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::group;
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut blocks = group.register::<u32>(2 * 1000, second).unwrap();
+    ///     let rank = group.rank();
+    ///     blocks[rank * 1000..][..1000].fill(rank as u32 + 7);
+    ///     group.all_gather_registered(&mut blocks, second).unwrap();
+    ///     assert_eq!((blocks[0], blocks[1999]), (7, 8));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce_registered`]; `Argument` for a buffer without whole blocks.
+    pub fn all_gather_registered<T: Element>(&mut self, buffer: &mut Registered<T>, timeout: Duration) -> Result<()> {
+        self.owns(buffer)?;
+        self.run(|calls| calls.all_gather_registered(buffer, Instant::now() + timeout))
+    }
+
+    /// Like [`Group::reduce_scatter`], straight from registered inputs, which stay as they are.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut input = group.register::<u64>(2 * 300, second).unwrap();
+    ///     input.fill(4);
+    ///     let mut block = [0; 300];
+    ///     group.reduce_scatter_registered(&mut input, &mut block, Op::Sum, second).unwrap();
+    ///     assert_eq!((block[299], input[0]), (8, 4));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce_registered`]; `Argument` when the lengths do not fit.
+    pub fn reduce_scatter_registered<T: Element>(
+        &mut self,
+        input: &mut Registered<T>,
+        output: &mut [T],
+        op: Op,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.owns(input)?;
+        self.run(|calls| calls.reduce_scatter_registered(input, output, op, Instant::now() + timeout))
+    }
+
     /// Whether the buffer belongs to the group as it is now.
     pub(super) fn owns<T: Element>(&self, buffer: &Registered<T>) -> Result<()> {
         if buffer.turn() == self.turn {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Group, engine::Calls};
 use crate::{
     error::{Error, Rank, Result},
-    executor::{Buffer, Failed, Request},
+    executor::{Buffer, Failed, Request, Started},
     reduce::{Element, Op},
     registered::Registered,
 };
@@ -16,11 +16,7 @@ use crate::{
 /// same calls in the same order, mixed with blocking ones as they like. When one fails, all in flight end with the same error.
 /// An error of a method here gives the buffers back: nothing was begun.
 impl Group {
-    fn start<B>(
-        &mut self,
-        timeout: Duration,
-        call: impl FnOnce(&mut Calls, Instant) -> Result<Request<B>, Failed<B>>,
-    ) -> Result<Request<B>, Failed<B>> {
+    fn start<B>(&mut self, timeout: Duration, call: impl FnOnce(&mut Calls, Instant) -> Started<B>) -> Started<B> {
         let calls = self.engine.get();
         let started = call(calls, Instant::now() + timeout);
         let why = started.as_ref().err().map(|failed| &failed.error).or(calls.failure()).map(Error::to_string);
@@ -51,7 +47,7 @@ impl Group {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_all_reduce<B: Buffer>(&mut self, buffer: B, op: Op, timeout: Duration) -> Result<Request<B>, Failed<B>> {
+    pub fn start_all_reduce<B: Buffer>(&mut self, buffer: B, op: Op, timeout: Duration) -> Started<B> {
         self.start(timeout, |calls, deadline| calls.start_all_reduce(buffer, op, deadline))
     }
 
@@ -77,7 +73,7 @@ impl Group {
         buffers: (I, O),
         op: Op,
         timeout: Duration,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         self.start(timeout, |calls, deadline| calls.start_all_reduce_into(buffers, op, deadline))
     }
 
@@ -100,12 +96,13 @@ impl Group {
     ///
     /// # Errors
     /// `Argument`.
+    #[expect(clippy::result_large_err, reason = "the error gives the buffer back")]
     pub fn start_all_reduce_registered<T: Element>(
         &mut self,
         buffer: Registered<T>,
         op: Op,
         timeout: Duration,
-    ) -> Result<Request<Registered<T>>, Failed<Registered<T>>> {
+    ) -> Started<Registered<T>> {
         if let Err(error) = self.owns(&buffer) {
             return Err(Failed { error, buffers: Some(buffer) });
         }
@@ -133,7 +130,7 @@ impl Group {
         buffers: (I, O),
         op: Op,
         timeout: Duration,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         self.start(timeout, |calls, deadline| calls.start_reduce_scatter(buffers, op, deadline))
     }
 
@@ -157,7 +154,7 @@ impl Group {
         &mut self,
         buffers: (I, O),
         timeout: Duration,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         self.start(timeout, |calls, deadline| calls.start_all_gather(buffers, deadline))
     }
 
@@ -182,7 +179,7 @@ impl Group {
         &mut self,
         buffers: (I, O),
         timeout: Duration,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         self.start(timeout, |calls, deadline| calls.start_all_to_all(buffers, deadline))
     }
 
@@ -209,7 +206,7 @@ impl Group {
         op: Op,
         root: Rank,
         timeout: Duration,
-    ) -> Result<Request<(I, O)>, Failed<(I, O)>> {
+    ) -> Started<(I, O)> {
         self.start(timeout, |calls, deadline| calls.start_reduce(buffers, op, root, deadline))
     }
 
@@ -229,7 +226,7 @@ impl Group {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_broadcast<B: Buffer>(&mut self, buffer: B, root: Rank, timeout: Duration) -> Result<Request<B>, Failed<B>> {
+    pub fn start_broadcast<B: Buffer>(&mut self, buffer: B, root: Rank, timeout: Duration) -> Started<B> {
         self.start(timeout, |calls, deadline| calls.start_broadcast(buffer, root, deadline))
     }
 
@@ -252,7 +249,7 @@ impl Group {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_send<B: Buffer>(&mut self, data: B, to: Rank, timeout: Duration) -> Result<Request<B>, Failed<B>> {
+    pub fn start_send<B: Buffer>(&mut self, data: B, to: Rank, timeout: Duration) -> Started<B> {
         self.start(timeout, |calls, deadline| calls.start_send(data, to, deadline))
     }
 
@@ -260,7 +257,7 @@ impl Group {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_receive<B: Buffer>(&mut self, buffer: B, from: Rank, timeout: Duration) -> Result<Request<B>, Failed<B>> {
+    pub fn start_receive<B: Buffer>(&mut self, buffer: B, from: Rank, timeout: Duration) -> Started<B> {
         self.start(timeout, |calls, deadline| calls.start_receive(buffer, from, deadline))
     }
 
@@ -280,7 +277,7 @@ impl Group {
     ///
     /// # Errors
     /// `Argument`.
-    pub fn start_barrier(&mut self, timeout: Duration) -> Result<Request<()>, Failed<()>> {
+    pub fn start_barrier(&mut self, timeout: Duration) -> Started<()> {
         self.start(timeout, |calls, deadline| calls.start_barrier(deadline))
     }
 
