@@ -106,49 +106,12 @@ impl Arguments {
     }
 
     pub fn all_reduce_registered<T: Element>(group: Group, buffer: &mut Registered<T>, op: Op) -> Result<Self> {
-        let (peers, place) = (Self::peers(group, buffer)?, u64::from(buffer.number()) + 1);
-        Ok(Self { peers: (peers, peers), place, ..Self::all_reduce(buffer, op) })
-    }
-
-    pub fn broadcast_registered<T: Element>(group: Group, buffer: &mut Registered<T>, root: Rank) -> Result<Self> {
-        let peers = Self::peers(group, buffer)?;
-        Ok(Self { peers: (peers, peers), place: u64::from(buffer.number()) + 1, ..Self::broadcast(group, buffer, root)? })
-    }
-
-    /// The input is this rank's block of the buffer.
-    pub fn all_gather_registered<T: Element>(group: Group, buffer: &mut Registered<T>) -> Result<Self> {
-        let peers = Self::peers(group, buffer)?;
-        if buffer.len() % group.ranks != 0 {
-            return Err(Error::Argument(format!("{} elements are not a block for each of {} ranks", buffer.len(), group.ranks)));
-        }
-        let (block, place) = (buffer.len() / group.ranks, u64::from(buffer.number()) + 1);
-        let mut inputs = peers;
-        for (rank, start) in inputs.iter_mut().enumerate().filter(|(_, start)| !start.is_null()) {
-            *start = start.wrapping_add(rank * block * size_of::<T>());
-        }
-        let whole = Self::in_place(Collective::AllGather, T::KIND, buffer);
-        let input = whole.input.wrapping_add(group.rank * block * size_of::<T>());
-        Ok(Self { count: block, input, input_count: block, peers: (inputs, peers), place, ..whole })
-    }
-
-    pub fn reduce_scatter_registered<T: Element>(
-        group: Group,
-        input: &mut Registered<T>,
-        output: &mut [T],
-        op: Op,
-    ) -> Result<Self> {
-        let peers = Self::peers(group, input)?;
-        let place = u64::from(input.number()) + 1;
-        Ok(Self { peers: (peers, NO_PEERS.1), place, ..Self::reduce_scatter(group, input, output, op)? })
-    }
-
-    /// Where all ranks' buffers lie in this process.
-    fn peers<T: Element>(group: Group, buffer: &Registered<T>) -> Result<[*const u8; MAX_RANKS]> {
         if buffer.ranks() != group.ranks {
             let (of, ranks) = (buffer.ranks(), group.ranks);
             return Err(Error::Argument(format!("the buffer is registered among {of} ranks, not {ranks}")));
         }
-        Ok(buffer.places())
+        let (places, place) = (buffer.places(), u64::from(buffer.number()) + 1);
+        Ok(Self { peers: (places, places), place, ..Self::all_reduce(buffer, op) })
     }
 
     pub fn reduce_scatter<T: Element>(group: Group, input: &[T], output: &mut [T], op: Op) -> Result<Self> {

@@ -66,37 +66,6 @@ impl<L: Links> Executor<L> {
         self.call(Arguments::all_reduce_registered(self.group(), buffer, op)?, deadline)
     }
 
-    /// Like [`Self::broadcast`], straight from the root's registered buffer.
-    ///
-    /// # Errors
-    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
-    pub fn broadcast_registered<T: Element>(&mut self, buffer: &mut Registered<T>, root: Rank, deadline: Instant) -> Result<()> {
-        self.call(Arguments::broadcast_registered(self.group(), buffer, root)?, deadline)
-    }
-
-    /// Like [`Self::all_gather`], straight between registered buffers of one block for each rank: this rank's block is the input and is in its
-    /// place already.
-    ///
-    /// # Errors
-    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group or without whole blocks.
-    pub fn all_gather_registered<T: Element>(&mut self, buffer: &mut Registered<T>, deadline: Instant) -> Result<()> {
-        self.call(Arguments::all_gather_registered(self.group(), buffer)?, deadline)
-    }
-
-    /// Like [`Self::reduce_scatter`], straight from registered inputs, which stay as they are.
-    ///
-    /// # Errors
-    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
-    pub fn reduce_scatter_registered<T: Element>(
-        &mut self,
-        input: &mut Registered<T>,
-        output: &mut [T],
-        op: Op,
-        deadline: Instant,
-    ) -> Result<()> {
-        self.call(Arguments::reduce_scatter_registered(self.group(), input, output, op)?, deadline)
-    }
-
     /// All-reduces several buffers, in the order given and overlapped: the gradients of a model, bucket by bucket.
     ///
     /// # Errors

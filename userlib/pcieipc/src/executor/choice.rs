@@ -41,7 +41,7 @@ fn usual(collective: Collective, small: bool, registered: bool) -> Algorithm {
     use {Algorithm as A, Collective as C};
     match (collective, small, registered) {
         (C::AllReduce, true, _) => A::OneShot,
-        (C::AllReduce, false, true) | (C::ReduceScatter | C::AllGather | C::Broadcast, _, true) => A::Direct,
+        (C::AllReduce, false, true) => A::Direct,
         (C::ReduceScatter | C::AllGather | C::AllToAll, ..) | (C::AllReduce, false, false) => A::TwoShot,
         (C::Reduce | C::Broadcast, true, _) => A::Star,
         (C::Reduce | C::Broadcast, false, _) => A::TwoShot,

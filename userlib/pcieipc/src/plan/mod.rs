@@ -124,7 +124,7 @@ pub enum Algorithm {
     RecursiveDoubling = 5,
     /// Reduce inside each part of a tree, across the parts, and back down.
     Hierarchical = 6,
-    /// Straight from the peers' registered buffers, in two hops where elements are combined for all; records only signal.
+    /// As [`Algorithm::TwoShot`], but straight from the peers' registered buffers; records only signal.
     Direct = 7,
 }
 
@@ -212,10 +212,8 @@ pub fn build(collective: Collective, algorithm: Algorithm, shape: Shape, rank: R
         (C::AllReduce, A::Hierarchical) => hierarchical::all_reduce(shape, rank, tree),
         (C::AllReduce, A::Direct) => direct::all_reduce(shape, rank),
         (C::ReduceScatter, A::TwoShot) => blocks::reduce_scatter(shape, rank),
-        (C::ReduceScatter, A::Direct) => direct::reduce_scatter(shape, rank),
         (C::ReduceScatter, A::Ring) => ring::reduce_scatter(shape, rank),
         (C::AllGather, A::TwoShot) => blocks::all_gather(shape, rank),
-        (C::AllGather, A::Direct) => direct::all_gather(shape, rank),
         (C::AllGather, A::Ring) => ring::all_gather(shape, rank),
         (C::AllToAll, A::TwoShot) => blocks::all_to_all(shape, rank),
         (C::Reduce, A::Star) => rooted::reduce_star(shape, rank),
@@ -223,7 +221,6 @@ pub fn build(collective: Collective, algorithm: Algorithm, shape: Shape, rank: R
         (C::Reduce, A::Hierarchical) => hierarchical::reduce(shape, rank, tree),
         (C::Broadcast, A::Star) => rooted::broadcast_star(shape, rank),
         (C::Broadcast, A::TwoShot) => rooted::broadcast_two_shot(shape, rank),
-        (C::Broadcast, A::Direct) => direct::broadcast(shape, rank),
         (C::Broadcast, A::Ring) => ring::broadcast(shape, rank),
         (C::Broadcast, A::Hierarchical) => hierarchical::broadcast(shape, rank, tree),
         (C::SendReceive, A::OneShot) => rooted::send_receive(shape, rank),
