@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt::Write};
 
-use pcieipc::topology::{Address, Archive, Entry, FACTS, Facts, KERNEL_LOG, Node, Origin};
+use pcieipc::topology::{Address, Archive, Entry, FACTS, Facts, KERNEL_LOG, ModuleAnswer, Node, Origin};
 
 use crate::{
     Fixture,
@@ -290,8 +290,11 @@ impl Builder<'_> {
             self.put(format!("{folder}/distance"), &node.distances);
         }
         let node = (!host.module.is_empty()).then(|| Node { mode: 0o660, uid: 0, gid: 990, refused: host.node_refused.clone() });
-        let facts =
-            Facts { time: 1_780_000_000, euid: 0, shm_bytes: Some(host.shm), shm_free: Some(host.shm), node, ..Facts::default() };
+        // A node that opens answers for the module.
+        let module =
+            node.as_ref().filter(|n| n.refused.is_none()).map(|_| ModuleAnswer { abi: 1, abi_oldest: 1, excluded: false });
+        let shm = Some(host.shm);
+        let facts = Facts { time: 1_780_000_000, euid: 0, shm_bytes: shm, shm_free: shm, node, module };
         if let Ok(bytes) = serde_json::to_vec(&facts) {
             self.archive.file(FACTS, bytes);
         }

@@ -157,3 +157,49 @@ fn the_key_of_a_machine_changes_with_lanes_and_not_with_idle_speed_or_addresses(
     assert_eq!(same, key(&|t| t.replace("root 0000:00", "root 0000:40")), "addresses");
     assert_ne!(same, key(&|t| t.replacen("gpu 00.0 id=10de:26b1 link=4x16", "gpu 00.0 id=10de:26b1 link=4x16/4x8", 1)), "lanes");
 }
+
+#[test]
+fn the_links_above_ranks_are_those_of_the_tree_now_and_shared_ones_are_shared() {
+    let tree = Topology::read(&fixture("intel-8gpu-two-sockets").build().unwrap());
+    let gpus: Vec<Address> = tree.peers().into_iter().map(|i| tree.functions[i].address).collect();
+    let ways = tree.ways(&gpus).unwrap();
+    assert!(ways.is_sound(8), "{ways:?}");
+    // Two GPUs below each switch: a link each, and the uplink that both pass.
+    assert_eq!(ways.links.len(), 12);
+    assert!(ways.up.iter().all(|way| way.len() == 2), "{ways:?}");
+    assert_eq!(ways.up[0][1], ways.up[1][1]);
+    assert_ne!(ways.up[0][1], ways.up[2][1]);
+    let mut described = fixture("intel-8gpu-two-sockets");
+    described.tree = described.tree.replacen("gpu 00.0 link=5x16", "gpu 00.0 link=5x16/5x4", 1);
+    let worse = Topology::read(&described.build().unwrap()).ways(&gpus).unwrap();
+    let slower: Vec<usize> = (0..8).filter(|r| worse.links[worse.up[*r][0]] < ways.links[ways.up[*r][0]]).collect();
+    assert_eq!(slower, [0]);
+    assert!(tree.ways(&["0000:ff:00.0".parse().unwrap()]).is_none());
+}
+
+#[test]
+fn a_look_at_some_functions_sees_their_links_and_all_that_comes_and_goes() {
+    let mut described = fixture("intel-8gpu-two-sockets");
+    let whole = described.build().unwrap();
+    let host = Exchangeable(Arc::new(std::sync::Mutex::new(whole.clone())));
+    let mut follower = Follower::new(Box::new(host.clone()));
+    let gpus: Vec<Address> = follower.tree().peers().into_iter().map(|i| follower.tree().functions[i].address).collect();
+    assert!(follower.look_at(&gpus[..2]).is_empty());
+    described.tree = described.tree.replacen("gpu 00.0 link=5x16", "gpu 00.0 link=5x16/5x4", 1);
+    *host.0.lock().unwrap() = described.build().unwrap();
+    // Somebody else's link is nobody's concern here.
+    assert!(follower.look_at(&gpus[1..2]).is_empty());
+    let changes = follower.look_at(&gpus[..2]);
+    assert!(matches!(&changes[..], [Change::Link { address, .. }] if *address == gpus[0]), "{changes:?}");
+    let mut without = described.build().unwrap();
+    let folder = follower.tree().find(gpus[1]).unwrap().path.clone();
+    without.remove(&format!("sys/bus/pci/devices/{}", gpus[1]));
+    without.remove(&folder);
+    *host.0.lock().unwrap() = without;
+    let changes = follower.look_at(&gpus[..2]);
+    assert!(changes.iter().any(|c| matches!(c, Change::Removed { address, .. } if *address == gpus[1])), "{changes:?}");
+    assert!(follower.look_at(&gpus[..2]).is_empty(), "gone is gone");
+    *host.0.lock().unwrap() = whole;
+    let changes = follower.look_at(&gpus[..2]);
+    assert!(changes.iter().any(|c| matches!(c, Change::Returned { address, .. } if *address == gpus[1])), "{changes:?}");
+}

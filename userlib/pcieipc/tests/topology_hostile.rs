@@ -177,6 +177,116 @@ fn no_rights_no_files_and_no_sysfs_are_told_in_notes() {
     assert!(!tree.functions.is_empty());
 }
 
+/// Every text in some JSON, names of fields too.
+fn texts(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::String(text) => found.push(text.clone()),
+        serde_json::Value::Array(values) => values.iter().for_each(|v| texts(v, found)),
+        serde_json::Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+            found.push(name.clone());
+            texts(value, found);
+        }),
+        _ => {}
+    }
+}
+
+/// What a terminal would obey.
+fn obeyed(text: &str) -> bool {
+    text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+#[test]
+fn what_a_terminal_obeys_reaches_no_text_of_tree_host_or_findings_and_no_xml() {
+    const EVIL: &str = "\u{1b}]0;owned\u{7}\u{1b}[31m\u{9b}2J\r\u{0}\u{202e}x";
+    for host in fixtures() {
+        for placed in [0, 1] {
+            let mut evil = Archive::new(Origin::Snapshot);
+            for (path, entry) in host.entries() {
+                match entry {
+                    // At the end of each line, or in place of the last word.
+                    Entry::File(bytes) if !path.ends_with("/config") && !path.ends_with(".json") => {
+                        let lines = String::from_utf8_lossy(bytes)
+                            .lines()
+                            .map(|line| match (placed, line.rsplit_once(' ')) {
+                                (1, Some((start, _))) => format!("{start} {EVIL}\n"),
+                                _ => format!("{line}{EVIL}\n"),
+                            })
+                            .collect::<String>();
+                        evil.file(path, lines);
+                    }
+                    Entry::File(bytes) if path.ends_with(".json") => {
+                        let text = String::from_utf8_lossy(bytes).replace("denied", "denied\\u001b[31m");
+                        evil.file(path, text);
+                    }
+                    Entry::Link(target) if path.ends_with("/driver") => {
+                        evil.insert(path, Entry::Link(format!("{target}{}", EVIL.replace('\0', ""))))
+                    }
+                    other => evil.insert(path, other.clone()),
+                }
+            }
+            let folders: Vec<String> = host.entries().filter_map(|(p, _)| p.strip_suffix("/config").map(str::to_owned)).collect();
+            for folder in &folders {
+                for interface in ["net", "nvme", "drm", "infiniband"] {
+                    evil.folder(&format!("{folder}/{interface}/a{}", EVIL.replace(['\0', '/'], "")));
+                }
+            }
+            evil.folder(&format!("sys/bus/pci_express/devices/x{}", EVIL.replace('\0', "")));
+            evil.folder(&format!("sys/bus/pci/devices/x{}", EVIL.replace('\0', "")));
+            let moment = Moment::read(&evil);
+            let report = doctor::examine(&Case { later: Some((&moment.tree, 1.0)), ..Case::new(&moment) });
+            let mut all = Vec::new();
+            texts(&serde_json::to_value(&moment.tree).unwrap(), &mut all);
+            texts(&serde_json::to_value(&moment.host).unwrap(), &mut all);
+            texts(&serde_json::to_value(&report).unwrap(), &mut all);
+            all.push(doctor::script(&report));
+            let xml = nccl_xml(&moment.tree, &moment.host).unwrap();
+            all.push(xml.clone());
+            let found = all.iter().find(|text| obeyed(text));
+            assert!(found.is_none(), "{found:?}");
+            let mut reader = quick_xml::Reader::from_str(&xml);
+            while reader.read_event().unwrap() != quick_xml::events::Event::Eof {}
+        }
+    }
+}
+
+#[test]
+fn each_file_that_holds_garbage_is_named_in_a_note() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts");
+    let whole = Fixture::load(&folder.join("intel-8gpu-two-sockets.toml")).unwrap().build().unwrap();
+    let moment = Moment::read(&whole);
+    assert!(moment.tree.notes.is_empty() && moment.host.notes.is_empty(), "{:?} {:?}", moment.tree.notes, moment.host.notes);
+    let unprivileged = Fixture::load(&folder.join("unprivileged-user.toml")).unwrap().build().unwrap();
+    for (host, last) in [
+        (&whole, "numa_node"),
+        (&whole, "power_state"),
+        (&whole, "resource"),
+        (&whole, "uevent"),
+        (&whole, "reset_method"),
+        (&whole, "aer_dev_fatal"),
+        (&whole, "aer_dev_correctable"),
+        (&whole, "config"),
+        (&whole, "node0/cpulist"),
+        (&whole, "physical_package_id"),
+        (&whole, "proc/self/limits"),
+        (&whole, "proc/uptime"),
+        (&whole, "proc/iomem"),
+        (&whole, "pcieipc/facts.json"),
+        (&whole, "pcieipc/kernel.log"),
+        (&whole, "parameters/policy"),
+        (&unprivileged, "current_link_speed"),
+        (&unprivileged, "current_link_width"),
+        (&unprivileged, "max_link_speed"),
+    ] {
+        let mut host = host.clone();
+        let paths: Vec<String> = host.entries().map(|(p, _)| p.to_owned()).filter(|p| p.ends_with(last)).collect();
+        let path = paths.last().unwrap_or_else(|| panic!("no fixture has {last}"));
+        host.file(path, "\u{fffd}%§ garbage\n");
+        let moment = Moment::read(&host);
+        let named = moment.tree.notes.iter().chain(&moment.host.notes).any(|n| n.path == *path);
+        assert!(named, "{path}: {:?} {:?}", moment.tree.notes, moment.host.notes);
+    }
+}
+
 #[test]
 fn buses_that_form_a_ring_are_cut() {
     // Two bridges, each behind the other's bus, without folders that would tell.

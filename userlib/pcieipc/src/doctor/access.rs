@@ -2,7 +2,7 @@
 //! What a process may and can do here: locked memory, shared memory, namespaces, the module and its node, virtual machines.
 
 use super::{
-    case::{Case, file},
+    case::{Look, file},
     finding::{Finding, Report, Severity},
     memory_space::size,
 };
@@ -13,33 +13,19 @@ const MEMLOCK: u64 = 512 << 20;
 /// Container engines give 64 MiB; a group of eight ranks uses about as much, and PyTorch's loaders more.
 const SHM: u64 = 1 << 30;
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
+    // Another tool's file says nothing about all this.
     if matches!(case.tree().origin, Origin::Live | Origin::Snapshot) {
         memlock(case, report);
         shared_memory(case, report);
         namespaces(case, report);
         module(case, report);
-    } else {
-        for id in [
-            "memlock-low",
-            "shm-small",
-            "pid-namespace",
-            "ipc-namespace",
-            "module-missing",
-            "module-version",
-            "module-unsigned",
-            "node-unreadable",
-        ] {
-            report.unchecked(id, "this source says nothing about limits, namespaces and modules");
-        }
     }
     virtual_machine(case, report);
 }
 
-fn memlock(case: &Case<'_>, report: &mut Report) {
-    let Some((soft, hard)) = case.now.host.memlock else {
-        return report.unchecked("memlock-low", "/proc/self/limits can not be read");
-    };
+fn memlock(case: &Look<'_>, report: &mut Report) {
+    let Some((soft, hard)) = case.now.host.memlock else { return };
     // root is not bound by the limit, but the ranks rarely are root.
     if soft >= MEMLOCK {
         return;
@@ -54,11 +40,9 @@ fn memlock(case: &Case<'_>, report: &mut Report) {
     );
 }
 
-fn shared_memory(case: &Case<'_>, report: &mut Report) {
+fn shared_memory(case: &Look<'_>, report: &mut Report) {
     let facts = case.now.host.facts.as_ref();
-    let Some(total) = facts.and_then(|f| f.shm_bytes) else {
-        return report.unchecked("shm-small", "/dev/shm is not there or can not be asked");
-    };
+    let Some(total) = facts.and_then(|f| f.shm_bytes) else { return };
     let free = facts.and_then(|f| f.shm_free).unwrap_or(total);
     if total >= SHM && free >= 64 << 20 {
         return;
@@ -72,7 +56,7 @@ fn shared_memory(case: &Case<'_>, report: &mut Report) {
     );
 }
 
-fn namespaces(case: &Case<'_>, report: &mut Report) {
+fn namespaces(case: &Look<'_>, report: &mut Report) {
     let host = &case.now.host;
     if host.initial_pid_namespace == Some(false) {
         report.add(
@@ -92,7 +76,7 @@ fn namespaces(case: &Case<'_>, report: &mut Report) {
     }
 }
 
-fn module(case: &Case<'_>, report: &mut Report) {
+fn module(case: &Look<'_>, report: &mut Report) {
     let host = &case.now.host;
     let state = &host.module;
     let secure = host.secure_boot == Some(true);
@@ -151,6 +135,14 @@ fn module(case: &Case<'_>, report: &mut Report) {
                 .mend("Sign it and enrol the key (`mokutil --import`), or take a signed package."),
         );
     }
+    if state.loaded && host.facts.as_ref().is_some_and(|f| f.node.is_none()) {
+        report.add(
+            Finding::new("node-unreadable", Severity::Warning, "the module is loaded, but /dev/pcieipc is not there")
+                .seen("/dev/pcieipc", "not there")
+                .so("Ranks exchange over plain shared memory and see no events of endpoints.")
+                .mend("Mount devtmpfs on /dev; in a container, pass `--device /dev/pcieipc`."),
+        );
+    }
     if let Some(refused) = host.facts.as_ref().and_then(|f| f.node.as_ref()).and_then(|n| Some((n, n.refused.as_ref()?))) {
         let (node, why) = refused;
         report.add(
@@ -167,22 +159,22 @@ fn module(case: &Case<'_>, report: &mut Report) {
 }
 
 /// Cards that hang flat from a virtual host bridge.
-fn virtual_machine(case: &Case<'_>, report: &mut Report) {
+fn virtual_machine(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let host = &case.now.host;
     let Some(name) = &host.hypervisor else { return };
     let flat: Vec<_> = case
         .peers()
-        .into_iter()
+        .iter()
         .filter(|i| {
-            let function = &tree.functions[*i];
+            let function = &tree.functions[**i];
             let port = function.parent.map(|p| tree.functions[p].kind);
             // A card with a link that hangs from nothing with one.
             let linkless = !matches!(port, Some(Kind::RootPort | Kind::SwitchDown));
             let integrated = function.capabilities.port == Some(PortType::IntegratedEndpoint);
             linkless && (!integrated || function.kind == Kind::Gpu)
         })
-        .map(|i| &tree.functions[i])
+        .map(|i| &tree.functions[*i])
         .collect();
     if flat.is_empty() {
         return;

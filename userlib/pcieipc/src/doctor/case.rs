@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the rules look at: a host now, perhaps some seconds later, and perhaps as it was before.
 
-use crate::topology::{Address, Function, Host, Source, Topology};
+use std::{collections::HashSet, ops::Deref};
+
+use crate::topology::{Address, Function, Host, Kind, Source, Topology};
 
 /// A host at one moment.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,54 +50,75 @@ impl<'a> Case<'a> {
         &self.now.tree
     }
 
-    /// Indices of the functions that exchange data: those asked for, else all accelerators, one a card and every virtual function.
-    pub fn peers(&self) -> Vec<usize> {
-        if !self.peers.is_empty() {
-            return self.peers.iter().filter_map(|a| self.tree().position(*a)).collect();
-        }
-        let mut peers = self.tree().peers();
-        // The second function of a card shares its link and goes where the first goes.
-        let first = |i: &usize| {
-            let function = &self.tree().functions[*i];
-            function.physical_function.is_some()
-                || !self.tree().peers().iter().any(|p| {
-                    let other = &self.tree().functions[*p];
-                    p < i && other.address.same_device(function.address) && function.address.bus == other.address.bus
-                })
-        };
-        peers.retain(first);
-        peers
-    }
-
-    /// Pairs of peers.
-    pub fn pairs(&self) -> Vec<(usize, usize)> {
-        let peers = self.peers();
-        peers.iter().enumerate().flat_map(|(at, a)| peers[at + 1..].iter().map(move |b| (*a, *b))).collect()
-    }
-
     /// Whether a function is worth a warning about speed: a peer, a network adapter, a drive.
     pub fn matters(&self, function: &Function) -> bool {
-        use crate::topology::Kind;
         function.kind.is_peer() || matches!(function.kind, Kind::Nic | Kind::Nvme) || self.peers.contains(&function.address)
+    }
+}
+
+/// A case with what all rules ask again and again, found once.
+pub(super) struct Look<'a> {
+    case: Case<'a>,
+    /// Indices of the functions that exchange data.
+    peers: Vec<usize>,
+    leads: Vec<bool>,
+}
+
+impl<'a> Look<'a> {
+    pub(super) fn new(case: Case<'a>) -> Self {
+        Self { peers: peers(&case), leads: leading(&case, case.tree()), case }
+    }
+
+    /// The functions that exchange data: those asked for, else all accelerators, one a card and every virtual function.
+    pub(super) fn peers(&self) -> &[usize] {
+        &self.peers
     }
 
     /// Whether a function leads to a peer, adapter or drive, or is one.
-    pub fn leads_to_one(&self, index: usize) -> bool {
-        let mut stack = vec![index];
-        let mut budget = self.tree().functions.len() + 1;
-        while let Some(at) = stack.pop() {
-            let Some(function) = self.tree().functions.get(at) else { continue };
-            if self.matters(function) {
-                return true;
-            }
-            budget = budget.saturating_sub(1);
-            if budget == 0 {
-                return false;
-            }
-            stack.extend(&function.children);
-        }
-        false
+    pub(super) fn leads_to_one(&self, index: usize) -> bool {
+        self.leads.get(index).copied().unwrap_or(false)
     }
+}
+
+impl<'a> Deref for Look<'a> {
+    type Target = Case<'a>;
+
+    fn deref(&self) -> &Case<'a> {
+        &self.case
+    }
+}
+
+fn peers(case: &Case<'_>) -> Vec<usize> {
+    let tree = case.tree();
+    if !case.peers.is_empty() {
+        let mut asked = HashSet::new();
+        return case.peers.iter().filter(|a| asked.insert(**a)).filter_map(|a| tree.position(*a)).collect();
+    }
+    // The second function of a card shares its link and goes where the first goes.
+    let mut cards = HashSet::new();
+    let mut peers = tree.peers();
+    peers.retain(|i| {
+        let function = &tree.functions[*i];
+        let Address { domain, bus, device, .. } = function.address;
+        let first = cards.insert((domain, bus, device));
+        first || function.physical_function.is_some()
+    });
+    peers
+}
+
+/// For each function of a tree, whether it leads to one that matters, or is one.
+pub(super) fn leading(case: &Case<'_>, tree: &Topology) -> Vec<bool> {
+    let mut leads = vec![false; tree.functions.len()];
+    for (index, function) in tree.functions.iter().enumerate() {
+        if case.matters(function) {
+            let mut at = Some(index);
+            while let Some(up) = at.filter(|i| !leads[*i]) {
+                leads[up] = true;
+                at = tree.functions[up].parent;
+            }
+        }
+    }
+    leads
 }
 
 /// The register's place inside a function's configuration space, as evidence names it.

@@ -2,12 +2,12 @@
 //! What differs from before: links that changed, cards that came and went.
 
 use super::{
-    case::{Case, register},
+    case::{Look, leading, register},
     finding::{Finding, Report, Severity},
 };
 use crate::topology::{Function, Kind, LinkState, Topology};
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     let now = case.tree();
     if let Some(since) = case.since {
         compare(case, &since.tree, now, "in the earlier snapshot", report);
@@ -18,7 +18,8 @@ pub(super) fn check(case: &Case<'_>, report: &mut Report) {
     by_itself(case, report);
 }
 
-fn compare(case: &Case<'_>, before: &Topology, after: &Topology, when: &str, report: &mut Report) {
+fn compare(case: &Look<'_>, before: &Topology, after: &Topology, when: &str, report: &mut Report) {
+    let leads = leading(case, after);
     for (index, function) in after.functions.iter().enumerate() {
         let Some(old) = before.position(function.address) else {
             if !function.kind.is_bridge() {
@@ -34,7 +35,7 @@ fn compare(case: &Case<'_>, before: &Topology, after: &Topology, when: &str, rep
             continue;
         }
         let (Some(was), Some(is)) = (before.hop(old).and_then(|h| h.now), after.hop(index).and_then(|h| h.now)) else { continue };
-        if was != is && case.leads_to_one(index) {
+        if was != is && leads[index] {
             link_changed(function, was, is, when, report);
         }
     }
@@ -83,7 +84,7 @@ fn link_changed(function: &Function, was: LinkState, is: LinkState, when: &str, 
 }
 
 /// Ports remember that their link changed by itself.
-fn by_itself(case: &Case<'_>, report: &mut Report) {
+fn by_itself(case: &Look<'_>, report: &mut Report) {
     for (index, function) in case.tree().functions.iter().enumerate() {
         let Some(link) = function.capabilities.link.as_ref().filter(|l| l.bandwidth_autonomous) else { continue };
         if !function.kind.is_bridge() || !case.leads_to_one(index) {

@@ -2,7 +2,7 @@
 //! AER: errors that were counted, errors that rise, and hosts that do not count.
 
 use super::{
-    case::{Case, file, register},
+    case::{Look, file, register},
     finding::{Finding, Report, Severity},
 };
 use crate::topology::{
@@ -13,7 +13,7 @@ use crate::topology::{
 /// Correctable errors a second from which on a link loses visible time to repeats.
 const STORM: f64 = 100.0;
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     for (index, function) in case.tree().functions.iter().enumerate() {
         if function.aer.is_some() && case.leads_to_one(index) {
             counters(case, function, report);
@@ -29,7 +29,7 @@ struct Rise {
     how: String,
 }
 
-fn rise(case: &Case<'_>, function: &Function, now: &Counters) -> Option<Rise> {
+fn rise(case: &Look<'_>, function: &Function, now: &Counters) -> Option<Rise> {
     let of = |tree: &Topology| tree.find(function.address).and_then(|f| f.aer.clone());
     if let Some((later, seconds)) = case.later {
         let added = of(later)?.since(now);
@@ -47,7 +47,7 @@ fn rise(case: &Case<'_>, function: &Function, now: &Counters) -> Option<Rise> {
     (added != Counters::default()).then(|| Rise { added, seconds, how: "since the earlier snapshot".into() })
 }
 
-fn counters(case: &Case<'_>, function: &Function, report: &mut Report) {
+fn counters(case: &Look<'_>, function: &Function, report: &mut Report) {
     let Some(now) = &function.aer else { return };
     let rise = rise(case, function, now);
     for (severity, name) in Errors::FILES {
@@ -121,12 +121,14 @@ fn remedy(severity: Errors, layer: Layer) -> String {
 }
 
 /// Whether errors would be seen at all.
-fn reporting(case: &Case<'_>, report: &mut Report) {
+fn reporting(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let host = &case.now.host;
-    let cards: Vec<usize> = case.peers();
+    let cards = case.peers();
     let root_of = |index: usize| tree.ancestors(index).last().filter(|i| tree.functions[*i].kind == Kind::RootPort);
     let readable = |i: usize| tree.functions[i].reach == Reach::Full;
+    // Counters are shown to everybody, the capability to root alone.
+    let has_aer = |f: &Function| f.capabilities.aer.is_some() || f.aer.is_some();
     let blind: Vec<&Function> = cards
         .iter()
         .flat_map(|i| [Some(*i), root_of(*i)])
@@ -148,8 +150,7 @@ fn reporting(case: &Case<'_>, report: &mut Report) {
                 .mend("Nothing to set: the hardware or the virtual machine does not offer it. Rely on link speed, width and checked mode."),
         );
     }
-    let roots: Vec<usize> =
-        cards.iter().filter_map(|i| root_of(*i)).filter(|i| tree.functions[*i].capabilities.aer.is_some()).collect();
+    let roots: Vec<usize> = cards.iter().filter_map(|i| root_of(*i)).filter(|i| has_aer(&tree.functions[*i])).collect();
     if roots.is_empty() {
         return;
     }

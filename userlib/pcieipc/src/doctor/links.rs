@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 
 use super::{
-    case::{Case, register},
+    case::{Look, register},
     finding::{Finding, Report, Severity},
 };
 use crate::topology::{Function, Hop, Kind, LinkState, Speed, aer::Severity as Errors};
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
-    let mut unknown = 0;
     for index in 0..tree.functions.len() {
         let Some(hop) = tree.hop(index) else { continue };
         if !case.leads_to_one(index) {
@@ -27,17 +26,11 @@ pub(super) fn check(case: &Case<'_>, report: &mut Report) {
                 }
                 limited_by_port(case, &hop, report);
             }
-            _ => unknown += 1,
+            // Told under what was not checked.
+            _ => {}
         }
     }
     uplinks(case, report);
-    if unknown > 0 {
-        let why = format!(
-            "the link of {unknown} functions can not be read, now or at best; run as root, or ask the host of this virtual machine"
-        );
-        report.unchecked("link-speed-reduced", why.clone());
-        report.unchecked("link-width-reduced", why);
-    }
 }
 
 /// Who is to blame that a link is slow, and how one knows.
@@ -47,7 +40,7 @@ struct Limiter {
     harmless: bool,
 }
 
-fn slow(case: &Case<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Finding {
+fn slow(case: &Look<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Finding {
     let tree = case.tree();
     let card = &tree.functions[hop.card];
     let limiter = who_slows(case, hop, now, best);
@@ -83,7 +76,7 @@ fn target(function: &Function) -> String {
     target.map_or("unknown".into(), |t| t.to_string())
 }
 
-fn ends(mut finding: Finding, case: &Case<'_>, hop: &Hop) -> Finding {
+fn ends(mut finding: Finding, case: &Look<'_>, hop: &Hop) -> Finding {
     let functions = &case.tree().functions;
     for (end, best) in [(Some(hop.card), hop.card_best), (hop.port, hop.port_best)] {
         if let (Some(end), Some(best)) = (end, best) {
@@ -93,7 +86,7 @@ fn ends(mut finding: Finding, case: &Case<'_>, hop: &Hop) -> Finding {
     finding
 }
 
-fn who_slows(case: &Case<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Limiter {
+fn who_slows(case: &Look<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Limiter {
     let functions = &case.tree().functions;
     let card = &functions[hop.card];
     let link = |index: Option<usize>| index.and_then(|i| functions[i].capabilities.link.as_ref());
@@ -147,7 +140,7 @@ fn who_slows(case: &Case<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Lim
 }
 
 /// Signs that the electrical side is to blame.
-fn bad_signal(case: &Case<'_>, hop: &Hop) -> Option<String> {
+fn bad_signal(case: &Look<'_>, hop: &Hop) -> Option<String> {
     let functions = &case.tree().functions;
     for end in [Some(hop.card), hop.port].into_iter().flatten() {
         let function = &functions[end];
@@ -169,7 +162,7 @@ fn bad_signal(case: &Case<'_>, hop: &Hop) -> Option<String> {
     None
 }
 
-fn narrow(case: &Case<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Finding {
+fn narrow(case: &Look<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Finding {
     let card = &case.tree().functions[hop.card];
     let severity = if now.width * 4 <= best.width { Severity::Error } else { Severity::Warning };
     let signal = bad_signal(case, hop)
@@ -189,7 +182,7 @@ fn narrow(case: &Case<'_>, hop: &Hop, now: LinkState, best: LinkState) -> Findin
 }
 
 /// The card could do more than its slot: nothing is broken, but somebody may have chosen the wrong slot.
-fn limited_by_port(case: &Case<'_>, hop: &Hop, report: &mut Report) {
+fn limited_by_port(case: &Look<'_>, hop: &Hop, report: &mut Report) {
     let (Some(card_best), Some(port_best), Some(port)) = (hop.card_best, hop.port_best, hop.port) else { return };
     let card = &case.tree().functions[hop.card];
     if !port_best.below(card_best) || !case.matters(card) {
@@ -211,7 +204,7 @@ fn limited_by_port(case: &Case<'_>, hop: &Hop, report: &mut Report) {
 }
 
 /// Links above cards that are slower than the cards' own, each once with all cards that suffer.
-fn uplinks(case: &Case<'_>, report: &mut Report) {
+fn uplinks(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let mut found = BTreeMap::<usize, (Hop, f64, Vec<usize>)>::new();
     for (index, card) in tree.functions.iter().enumerate() {

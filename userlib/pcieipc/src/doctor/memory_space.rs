@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Address space: BARs without a place, BARs that are too small, nothing above 4 GiB, virtual functions that eat it up.
 
+use std::collections::HashMap;
+
 use super::{
-    case::{Case, file, register},
+    case::{Look, file, register},
     finding::{Finding, Report, Severity},
 };
-use crate::topology::{Function, Kind, Resizable};
+use crate::topology::{Address, Function, Kind, Resizable};
 
 const FOUR_GIB: u64 = 1 << 32;
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     unassigned(case, report);
     small(case, report);
     above_4g(case, report);
@@ -26,17 +28,21 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-fn lines_about(case: &Case<'_>, function: &Function) -> Vec<String> {
-    let address = function.address.to_string();
+/// Lines of the kernel log about address space that could not be had, by the first function that each names.
+fn refusals<'a>(case: &Look<'a>) -> HashMap<Address, Vec<&'a str>> {
     let words = ["can't assign", "failed to assign", "no space", "not claimed"];
-    let log = case.now.host.log.iter().flatten();
-    log.filter(|l| l.text.contains(&address) && words.iter().any(|w| l.text.contains(w)))
-        .map(|l| l.text.clone())
-        .take(2)
-        .collect()
+    let mut found = HashMap::<Address, Vec<&str>>::new();
+    for line in case.now.host.log.iter().flatten().filter(|l| words.iter().any(|w| l.text.contains(w))) {
+        let address = line.text.split_whitespace().find_map(|w| w.trim_end_matches(':').parse().ok());
+        if let Some(address) = address {
+            found.entry(address).or_default().push(&line.text);
+        }
+    }
+    found
 }
 
-fn unassigned(case: &Case<'_>, report: &mut Report) {
+fn unassigned(case: &Look<'_>, report: &mut Report) {
+    let refusals = refusals(case);
     for function in &case.tree().functions {
         let lost: Vec<_> = function.bars.iter().filter(|b| b.unassigned && !b.io).collect();
         if lost.is_empty() {
@@ -49,7 +55,7 @@ fn unassigned(case: &Case<'_>, report: &mut Report) {
         for bar in &lost {
             finding = finding.seen(file(function, &format!("resource line {}", bar.index + 1)), "no address");
         }
-        for line in lines_about(case, function) {
+        for line in refusals.get(&function.address).into_iter().flatten().take(2) {
             finding = finding.seen("kernel log", line);
         }
         report.add(
@@ -64,7 +70,7 @@ fn unassigned(case: &Case<'_>, report: &mut Report) {
     }
 }
 
-fn small(case: &Case<'_>, report: &mut Report) {
+fn small(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     for function in &tree.functions {
         if !matches!(function.kind, Kind::Gpu | Kind::Fpga | Kind::Accelerator) {
@@ -90,7 +96,7 @@ fn small(case: &Case<'_>, report: &mut Report) {
 }
 
 /// Signs that the firmware gives no addresses above 4 GiB.
-fn above_4g(case: &Case<'_>, report: &mut Report) {
+fn above_4g(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let windows = &case.now.host.windows;
     let placed = |f: &&Function| f.bars.iter().any(|b| b.start >= FOUR_GIB);
@@ -100,8 +106,8 @@ fn above_4g(case: &Case<'_>, report: &mut Report) {
     // Only cards that want much address space care.
     let hungry: Vec<&Function> = case
         .peers()
-        .into_iter()
-        .map(|i| &tree.functions[i])
+        .iter()
+        .map(|i| &tree.functions[*i])
         .filter(|f| {
             let wide = f.bars.iter().any(|b| b.wide && b.prefetchable && (b.unassigned || b.size >= 64 << 20));
             wide || f.capabilities.resizable.iter().any(|r| r.largest > 256 << 20)
@@ -125,13 +131,19 @@ fn above_4g(case: &Case<'_>, report: &mut Report) {
     );
 }
 
-fn virtual_functions(case: &Case<'_>, report: &mut Report) {
+fn virtual_functions(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
-    let starved: Vec<&Function> =
-        tree.functions.iter().filter(|f| case.matters(f) && f.bars.iter().any(|b| b.unassigned && !b.io)).collect();
+    let mut starved = HashMap::<&str, Vec<&Function>>::new();
+    for function in tree.functions.iter().filter(|f| case.matters(f) && f.bars.iter().any(|b| b.unassigned && !b.io)) {
+        let hurt = starved.entry(&function.root).or_default();
+        // A few stand for all.
+        if hurt.len() < 8 {
+            hurt.push(function);
+        }
+    }
     for function in &tree.functions {
         let Some(sriov) = function.capabilities.sriov.filter(|s| s.total > 0) else { continue };
-        let hurt: Vec<&&Function> = starved.iter().filter(|f| f.root == function.root).collect();
+        let hurt = starved.get(function.root.as_str()).map_or(&[][..], Vec::as_slice);
         if let Some(victim) = hurt.first() {
             report.add(
                 Finding::new("sriov-resources", Severity::Warning, format!("{} reserves room for {} virtual functions while {} has none", function.label(), sriov.total, victim.address))

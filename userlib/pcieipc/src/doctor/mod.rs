@@ -16,6 +16,7 @@ mod peers;
 mod presence;
 mod script;
 mod settings;
+mod unchecked;
 
 pub use case::{Case, Moment};
 pub use catalog::{CATALOG, Entry};
@@ -24,6 +25,7 @@ pub use script::script;
 
 /// Runs every rule.
 pub fn examine(case: &Case<'_>) -> Report {
+    let look = case::Look::new(*case);
     let mut report = Report::default();
     for rule in [
         links::check,
@@ -34,8 +36,9 @@ pub fn examine(case: &Case<'_>) -> Report {
         settings::check,
         memory_space::check,
         access::check,
+        unchecked::check,
     ] {
-        rule(case, &mut report);
+        rule(&look, &mut report);
     }
     report.finish();
     report

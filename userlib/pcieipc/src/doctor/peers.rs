@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    case::{Case, file, register},
+    case::{Look, file, register},
     finding::{Finding, Report, Severity},
 };
-use crate::topology::{Acs, Address, Distance, Function, Kind, ReasonCode};
+use crate::topology::{Acs, Address, Function, Kind};
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     redirect(case, report);
     translation(case, report);
     far(case, report);
@@ -21,16 +21,46 @@ fn names(addresses: impl IntoIterator<Item = Address>) -> String {
 }
 
 /// Switch ports that send requests between peers to the root.
-fn redirect(case: &Case<'_>, report: &mut Report) {
+fn redirect(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
-    let mut ports = BTreeSet::new();
+    let redirects = |i: usize| {
+        let function = &tree.functions[i];
+        function.kind == Kind::SwitchDown && function.capabilities.acs.is_some_and(|a| a.redirects_requests())
+    };
+    // Peers at or below each function, and those among them from which no port on the way up to it redirects.
+    let mut below = BTreeMap::<usize, (u64, u64)>::new();
+    for peer in case.peers() {
+        let mut clean = true;
+        for at in std::iter::once(*peer).chain(tree.ancestors(*peer)) {
+            clean &= !redirects(at);
+            let (all, straight) = below.entry(at).or_default();
+            *all += 1;
+            *straight += u64::from(clean);
+        }
+    }
+    // Pairs that meet at a function are those below it that do not meet below one of its children already; a pair talks straight when
+    // neither's way there is redirected.
+    let mut met = BTreeMap::<usize, (u64, u64)>::new();
+    for (index, (all, straight)) in &below {
+        if let Some(parent) = tree.functions[*index].parent {
+            let (pairs, direct) = met.entry(parent).or_default();
+            *pairs += pairs_among(*all);
+            *direct += pairs_among(*straight);
+        }
+    }
     let mut pairs = 0;
-    for (a, b) in case.pairs() {
-        let Some(path) = tree.path(a, b) else { continue };
-        let at: Vec<Address> =
-            path.reasons.iter().filter(|r| r.code == ReasonCode::AcsRedirect).flat_map(|r| r.at.clone()).collect();
-        pairs += usize::from(!at.is_empty());
-        ports.extend(at);
+    for (index, (all_apart, direct_apart)) in &met {
+        let children = tree.functions[*index].children.iter().filter_map(|c| below.get(c));
+        let (all, straight) = children.fold((0, 0), |(all, straight), (a, s)| (all + a, straight + s));
+        pairs += (pairs_among(all) - all_apart) - (pairs_among(straight) - direct_apart);
+    }
+    // Ports with a peer below, and one that is beside.
+    let mut ports = BTreeSet::new();
+    for (index, (all, _)) in below.iter().filter(|(i, _)| redirects(**i)) {
+        let top = tree.ancestors(*index).last().and_then(|top| below.get(&top));
+        if top.is_some_and(|(everybody, _)| everybody > all) {
+            ports.insert(tree.functions[*index].address);
+        }
     }
     if ports.is_empty() {
         return;
@@ -56,7 +86,7 @@ fn redirect(case: &Case<'_>, report: &mut Report) {
     );
 }
 
-fn translation(case: &Case<'_>, report: &mut Report) {
+fn translation(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let peers = case.peers();
     if peers.len() < 2 {
@@ -65,10 +95,8 @@ fn translation(case: &Case<'_>, report: &mut Report) {
     let mut by_mode = BTreeMap::<&str, Vec<&Function>>::new();
     for function in peers.iter().map(|i| &tree.functions[*i]) {
         match tree.iommu_mode(function) {
-            Some("unknown") => report.unchecked(
-                "iommu-translating",
-                format!("the mode of IOMMU group {} can not be read", function.iommu_group.unwrap_or(0)),
-            ),
+            // What is not known is told elsewhere.
+            Some("unknown") => {}
             Some(mode) => by_mode.entry(mode).or_default().push(function),
             None => {}
         }
@@ -104,15 +132,15 @@ fn translation(case: &Case<'_>, report: &mut Report) {
 }
 
 /// Peers in different halves of the host.
-fn far(case: &Case<'_>, report: &mut Report) {
+fn far(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
-    let mut counts = BTreeMap::<Distance, usize>::new();
-    for (a, b) in case.pairs() {
-        if let Some(path) = tree.path(a, b) {
-            *counts.entry(path.distance).or_default() += 1;
-        }
-    }
-    let peers: Vec<&Function> = case.peers().into_iter().map(|i| &tree.functions[i]).collect();
+    let peers: Vec<&Function> = case.peers().iter().map(|i| &tree.functions[*i]).collect();
+    let known: Vec<&Function> = peers.iter().copied().filter(|f| f.numa_node.is_some()).collect();
+    let apart = pairs_apart(&peers, |_| None);
+    // Where the host has one node only, what is not known is near to that one.
+    let unknown = if tree.numa_nodes.len() <= 1 { apart - pairs_apart(&known, |_| None) } else { 0 };
+    let near = pairs_apart(&known, |f| f.numa_node) + unknown;
+    let across = apart - near;
     let grouped = |key: &dyn Fn(&Function) -> String| {
         let mut groups = BTreeMap::<String, Vec<Address>>::new();
         for function in &peers {
@@ -120,13 +148,13 @@ fn far(case: &Case<'_>, report: &mut Report) {
         }
         groups
     };
-    if let Some(pairs) = counts.get(&Distance::System) {
+    if across > 0 {
         let groups = grouped(&|f| f.numa_node.map_or("unknown".into(), |n| n.to_string()));
         let unknown = peers.iter().any(|f| f.numa_node.is_none());
         let mut finding = Finding::new(
             "peers-across-sockets",
             Severity::Warning,
-            format!("{pairs} pairs of cards are on different NUMA nodes"),
+            format!("{across} pairs of cards are on different NUMA nodes"),
         )
         .at_all(peers.iter().map(|f| f.address));
         for (node, members) in &groups {
@@ -139,12 +167,12 @@ fn far(case: &Case<'_>, report: &mut Report) {
                 .mend("Keep groups that talk most (tensor parallelism) inside one NUMA node; use a hierarchical all-reduce across nodes (pcieipc picks it by itself); bind each rank's process to its card's node."),
         );
     }
-    if let Some(pairs) = counts.get(&Distance::Node) {
+    if near > 0 {
         let groups = grouped(&|f| f.root.clone());
         let mut finding = Finding::new(
             "peers-across-host-bridges",
             Severity::Info,
-            format!("{pairs} pairs of cards hang from different host bridges of one NUMA node"),
+            format!("{near} pairs of cards hang from different host bridges of one NUMA node"),
         )
         .at_all(peers.iter().map(|f| f.address));
         for (root, members) in &groups {
@@ -158,30 +186,49 @@ fn far(case: &Case<'_>, report: &mut Report) {
     }
 }
 
+/// Pairs that share a node and hang from different host bridges.
+fn pairs_apart(functions: &[&Function], node: impl Fn(&Function) -> Option<u32>) -> u64 {
+    let mut together = BTreeMap::<Option<u32>, u64>::new();
+    let mut below_one = BTreeMap::<(Option<u32>, &str), u64>::new();
+    for function in functions {
+        *together.entry(node(function)).or_default() += 1;
+        *below_one.entry((node(function), function.root.as_str())).or_default() += 1;
+    }
+    together.into_values().map(pairs_among).sum::<u64>() - below_one.into_values().map(pairs_among).sum::<u64>()
+}
+
+fn pairs_among(count: u64) -> u64 {
+    count * count.saturating_sub(1) / 2
+}
+
 /// Two or more peers behind one link that can not feed them all.
-fn shared_uplinks(case: &Case<'_>, report: &mut Report) {
+fn shared_uplinks(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
-    let mut behind = BTreeMap::<usize, BTreeSet<usize>>::new();
+    let mut behind = BTreeMap::<usize, Vec<usize>>::new();
     for peer in case.peers() {
-        for port in tree.ancestors(peer).filter(|i| tree.functions[*i].kind == Kind::SwitchUp) {
-            behind.entry(port).or_default().insert(peer);
+        for port in tree.ancestors(*peer).filter(|i| tree.functions[*i].kind == Kind::SwitchUp) {
+            behind.entry(port).or_default().push(*peer);
         }
     }
+    // A switch of switches: of those with the same cards, the one with the slowest link speaks for all. Cards below two ports are the same, or of
+    // one inside the other's, or have none in common; so the first and the number tell.
+    let mut speakers = BTreeMap::<(usize, usize), (f64, usize)>::new();
     for (port, cards) in &behind {
-        let Some(rate) = tree.hop(*port).and_then(|h| h.gbps()).filter(|_| cards.len() > 1) else { continue };
-        // A switch of switches: the one whose cards are the same and whose link is slower speaks for both.
-        let outdone = behind.iter().any(|(other, theirs)| {
-            other != port
-                && theirs == cards
-                && tree.hop(*other).and_then(|h| h.gbps()).is_some_and(|r| (r, *other) < (rate, *port))
-        });
+        let (Some(rate), Some(first)) = (tree.hop(*port).and_then(|h| h.gbps()), cards.first()) else { continue };
+        let speaker = speakers.entry((*first, cards.len())).or_insert((rate, *port));
+        if (rate, *port) < *speaker {
+            *speaker = (rate, *port);
+        }
+    }
+    for ((_, count), (rate, port)) in &speakers {
+        let Some(cards) = behind.get(port).filter(|_| *count > 1) else { continue };
         let own: Vec<f64> = cards.iter().filter_map(|c| tree.hop(*c)?.gbps()).collect();
         let sum: f64 = own.iter().sum();
         let fastest = own.iter().copied().fold(0.0, f64::max);
-        if outdone || sum <= rate * 1.01 {
+        if sum <= rate * 1.01 {
             continue;
         }
-        let narrow = rate < fastest * 0.99;
+        let narrow = *rate < fastest * 0.99;
         let severity = if narrow { Severity::Warning } else { Severity::Info };
         let up = &tree.functions[*port];
         report.add(

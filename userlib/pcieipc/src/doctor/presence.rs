@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Cards that are not where they should be: fallen off, contained, or never come up.
 
+use std::collections::HashMap;
+
 use super::{
-    case::{Case, file, register},
+    case::{Look, file, register},
     finding::{Finding, Report, Severity},
 };
-use crate::topology::{Address, Function, LogLine, Reach, Topology};
+use crate::topology::{Address, Function, LogLine, Reach, Slot, Topology};
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
+    let slots: HashMap<&str, &Slot> = tree.slots.iter().map(|s| (s.address.as_str(), s)).collect();
     for function in &tree.functions {
         if function.reach == Reach::AllOnes {
             report.add(fallen_off(tree, function));
@@ -29,11 +32,10 @@ pub(super) fn check(case: &Case<'_>, report: &mut Report) {
                     .fix("Removes what is below the port and looks again.", remove_and_rescan(function)),
             );
         }
-        empty_slot(case, function, report);
+        empty_slot(&slots, function, report);
     }
-    match &case.now.host.log {
-        Some(log) => driver_errors(tree, log, report),
-        None => report.unchecked("driver-errors", "the kernel log can not be read; run as root"),
+    if let Some(log) = &case.now.host.log {
+        driver_errors(tree, log, report);
     }
 }
 
@@ -62,14 +64,14 @@ fn remove_and_rescan(function: &Function) -> Vec<String> {
 }
 
 /// A card sits in the slot, but there is no function.
-fn empty_slot(case: &Case<'_>, port: &Function, report: &mut Report) {
+fn empty_slot(slots: &HashMap<&str, &Slot>, port: &Function, report: &mut Report) {
     if !port.children.is_empty() {
         return;
     }
     let below = port.buses.map(|(bus, _)| Address { bus, device: 0, function: 0, ..port.address });
     let by_kernel = below.and_then(|a| {
         let slot = a.to_string();
-        case.tree().slots.iter().find(|s| slot.strip_suffix(".0") == Some(s.address.as_str()))
+        slots.get(slot.strip_suffix(".0")?).copied()
     });
     let present =
         port.capabilities.slot.as_ref().is_some_and(|s| s.present) || by_kernel.is_some_and(|s| s.present == Some(true));

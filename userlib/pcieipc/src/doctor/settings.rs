@@ -1,28 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Settings of links and functions that cost speed or order: ASPM, payload sizes, relaxed ordering, NUMA nodes left out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::{
-    case::{Case, file, register},
+    case::{Look, file, register},
     finding::{Finding, Report, Severity},
 };
-use crate::topology::{Address, Function, Kind, Reach};
+use crate::topology::{Address, Function, Kind};
 
-pub(super) fn check(case: &Case<'_>, report: &mut Report) {
-    if case.tree().functions.iter().any(|f| f.reach == Reach::Header) {
-        for id in [
-            "aspm-on",
-            "acs-redirect",
-            "payload-unequal",
-            "relaxed-ordering",
-            "bar-small",
-            "dpc-triggered",
-            "slot-without-function",
-        ] {
-            report.unchecked(id, "configuration space is shown to root only; run as root");
-        }
-    }
+pub(super) fn check(case: &Look<'_>, report: &mut Report) {
     aspm(case, report);
     payload(case, report);
     relaxed_ordering(case, report);
@@ -33,7 +20,7 @@ fn names(functions: &[&Function]) -> String {
     functions.iter().map(|f| f.address.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn aspm(case: &Case<'_>, report: &mut Report) {
+fn aspm(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let sleeps = |f: &Function| f.capabilities.link.as_ref().is_some_and(|l| l.aspm_enabled.any());
     // A link sleeps only where both ends allow it; the upper end decides for L1.
@@ -74,11 +61,12 @@ fn aspm(case: &Case<'_>, report: &mut Report) {
 }
 
 /// Payload sizes on the ways between peers.
-fn payload(case: &Case<'_>, report: &mut Report) {
+fn payload(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let mut sizes = BTreeMap::<u32, Vec<Address>>::new();
     let mut mismatch: Vec<(&Function, &Function)> = Vec::new();
-    for index in case.peers() {
+    let mut told = HashSet::new();
+    for &index in case.peers() {
         let function = &tree.functions[index];
         // Virtual functions take the setting from their physical function.
         let Some(express) = function.capabilities.express.as_ref().filter(|_| function.physical_function.is_none()) else {
@@ -90,7 +78,7 @@ fn payload(case: &Case<'_>, report: &mut Report) {
         for pair in chain.windows(2) {
             let (lower, upper) = (&tree.functions[pair[0]], &tree.functions[pair[1]]);
             if let (Some(a), Some(b)) = (&lower.capabilities.express, &upper.capabilities.express) {
-                if a.payload > b.payload && !mismatch.iter().any(|(l, _)| l.address == lower.address) {
+                if a.payload > b.payload && told.insert(lower.address) {
                     mismatch.push((lower, upper));
                 }
             }
@@ -142,10 +130,10 @@ fn breaks_relaxed_ordering(function: &Function) -> bool {
     )
 }
 
-fn relaxed_ordering(case: &Case<'_>, report: &mut Report) {
+fn relaxed_ordering(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     let relaxed = |f: &Function| f.capabilities.express.as_ref().is_some_and(|e| e.relaxed_ordering);
-    let peers: Vec<usize> = case.peers();
+    let peers = case.peers();
     let on = |wanted: &dyn Fn(usize) -> bool| -> Vec<&Function> {
         peers.iter().filter(|i| relaxed(&tree.functions[**i]) && wanted(**i)).map(|i| &tree.functions[*i]).collect()
     };
@@ -179,12 +167,12 @@ fn relaxed_ordering(case: &Case<'_>, report: &mut Report) {
     }
 }
 
-fn numa(case: &Case<'_>, report: &mut Report) {
+fn numa(case: &Look<'_>, report: &mut Report) {
     let tree = case.tree();
     if tree.numa_nodes.len() < 2 {
         return;
     }
-    let lost: Vec<&Function> = case.peers().into_iter().map(|i| &tree.functions[i]).filter(|f| f.numa_node.is_none()).collect();
+    let lost: Vec<&Function> = case.peers().iter().map(|i| &tree.functions[*i]).filter(|f| f.numa_node.is_none()).collect();
     if lost.is_empty() {
         return;
     }

@@ -131,13 +131,24 @@ pub fn parse(text: &str) -> BTreeMap<String, u64> {
     text.lines()
         .filter_map(|line| {
             let (kind, count) = line.trim().rsplit_once(' ')?;
-            let plain = !kind.is_empty() && kind.len() <= 40 && kind.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-            if !plain || kind.starts_with("TOTAL_") {
+            if !plain(kind) || kind.starts_with("TOTAL_") {
                 return None;
             }
             Some((kind.to_owned(), count.parse::<u64>().ok().filter(|c| *c > 0)?))
         })
         .collect()
+}
+
+/// The first line that is neither a kind and a number nor empty.
+pub(super) fn odd_line(text: &str) -> Option<&str> {
+    text.lines().find(|line| {
+        let counted = line.trim().rsplit_once(' ').is_some_and(|(kind, count)| plain(kind) && count.parse::<u64>().is_ok());
+        !counted && !line.trim().is_empty()
+    })
+}
+
+fn plain(kind: &str) -> bool {
+    !kind.is_empty() && kind.len() <= 40 && kind.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
 /// Short text of counts, most first: `BadTLP 12, RxErr 3`.

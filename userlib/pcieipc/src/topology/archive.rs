@@ -8,7 +8,10 @@ use std::{
 
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 
-use super::source::{LONGEST, Origin, ReadAt, Source, resolve};
+use super::{
+    read::DEEPEST,
+    source::{LONGEST, Origin, ReadAt, Source, resolve},
+};
 
 /// A snapshot holds less; what holds more wants to exhaust our memory.
 const MOST_BYTES: u64 = 256 << 20;
@@ -42,8 +45,11 @@ pub enum ArchiveError {
     #[error("the snapshot can not be read: {0}; take it again with `pcieipc snapshot`")]
     Broken(#[from] io::Error),
     /// It would take too much memory.
-    #[error("the snapshot holds more than {} MiB or {MOST_ENTRIES} files; no host says so much", MOST_BYTES >> 20)]
-    TooLarge,
+    #[error("the snapshot unpacks to more than {what}, which no host's does; take it again with `pcieipc snapshot`")]
+    TooLarge {
+        /// The bound that it passed.
+        what: String,
+    },
 }
 
 /// Where the error numbers of files that could not be read are kept in the archive.
@@ -56,10 +62,14 @@ const LATER_GONE: &str = "pcieipc/later-gone";
 
 /// The longest path of a system (PATH_MAX). A name in an archive can be longer, and each of its folders would be kept.
 const LONGEST_PATH: usize = 4096;
+/// Folders inside each other: below the deepest tree there are a few more.
+const MOST_PARTS: usize = DEEPEST + 16;
+/// A file of sysfs is a page at most, and so is a configuration space.
+const LONGEST_SYSFS: usize = 8192;
 
 /// No system has such a path, and no archive can hold it.
 fn impossible(path: &str) -> bool {
-    path.is_empty() || path.len() > LONGEST_PATH || path.contains('\0')
+    path.is_empty() || path.len() > LONGEST_PATH || path.contains('\0') || path.split('/').count() > MOST_PARTS
 }
 
 impl Archive {
@@ -107,11 +117,15 @@ impl Archive {
         self.entries.iter().map(|(path, entry)| (path.as_str(), entry))
     }
 
-    /// Removes everything at or below `path`.
+    /// Removes everything at or below `path`. What is elsewhere is not looked at.
     pub fn remove(&mut self, path: &str) {
         let below = format!("{path}/");
-        self.entries.retain(|p, _| p != path && !p.starts_with(&below));
-        self.folders.retain(|p, _| p != path && !p.starts_with(&below));
+        fn gone<T>(map: &BTreeMap<String, T>, path: &str, below: &str) -> Vec<String> {
+            let inside = map.range(below.to_owned()..).map(|(p, _)| p).take_while(|p| p.starts_with(below)).cloned();
+            inside.chain(map.get_key_value(path).map(|(p, _)| p.clone())).collect()
+        }
+        gone(&self.entries, path, &below).iter().for_each(|p| drop(self.entries.remove(p)));
+        gone(&self.folders, path, &below).iter().for_each(|p| drop(self.folders.remove(p)));
         // A folder that only led to it goes, too.
         let mut child = path;
         while let Some((folder, name)) = child.rsplit_once('/') {
@@ -174,18 +188,23 @@ impl Archive {
     pub fn read(input: impl Read) -> Result<Self, ArchiveError> {
         let mut archive = Self::new(Origin::Snapshot);
         // The bound is on what comes out of the compressor: a small file can unfold into a huge one.
-        let mut tar = tar::Archive::new(GzDecoder::new(input).take(MOST_BYTES));
-        for entry in tar.entries()? {
-            let mut entry = entry?;
-            if archive.entries.len() >= MOST_ENTRIES {
-                return Err(ArchiveError::TooLarge);
+        let mut tar = tar::Archive::new(Bounded { inner: GzDecoder::new(input), left: MOST_BYTES });
+        for (count, entry) in tar.entries()?.enumerate() {
+            let mut entry = entry.map_err(too_large)?;
+            if count >= MOST_ENTRIES {
+                return Err(ArchiveError::TooLarge { what: format!("{MOST_ENTRIES} files") });
             }
             let path = entry.path()?.to_string_lossy().into_owned();
             match entry.header().entry_type() {
                 tar::EntryType::Regular => {
                     let mut bytes = Vec::new();
-                    let limit = if path.starts_with("pcieipc/") { 16 * LONGEST } else { LONGEST };
-                    (&mut entry).take(limit as u64).read_to_end(&mut bytes)?;
+                    let name = resolve("", &path);
+                    let limit = match name.strip_prefix("pcieipc/later/").unwrap_or(&name) {
+                        name if name.starts_with("sys/") => LONGEST_SYSFS,
+                        name if name.starts_with("pcieipc/") => 16 * LONGEST,
+                        _ => LONGEST,
+                    };
+                    (&mut entry).take(limit as u64).read_to_end(&mut bytes).map_err(too_large)?;
                     archive.file(&path, bytes);
                 }
                 tar::EntryType::Symlink => {
@@ -225,7 +244,7 @@ impl Archive {
         let seconds = self.text(LATER_SECONDS).ok()?.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0)?;
         let mut second = self.clone();
         second.remove(LATER);
-        for path in self.text(LATER_GONE).unwrap_or_default().lines() {
+        for path in self.text(LATER_GONE).unwrap_or_default().lines().take(MOST_ENTRIES) {
             second.remove(path);
         }
         let below = format!("{LATER}/");
@@ -245,6 +264,11 @@ impl Archive {
                 || self.folders.contains_key(&path)
             {
                 return Ok(path);
+            }
+            // Most files that are asked for and not there are missing from a folder that is.
+            let in_folder = path.rsplit_once('/').is_some_and(|(folder, _)| self.folders.contains_key(folder));
+            if in_folder && !self.entries.contains_key(&path) {
+                break;
             }
             let Some((link, target, rest)) = self.first_link(&path) else { break };
             let folder = link.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -271,6 +295,37 @@ impl Archive {
             _ => Err(io::ErrorKind::IsADirectory.into()),
         }
     }
+}
+
+/// Gives an error of its own past a number of bytes, where `take` would give an end that looks like a broken file.
+struct Bounded<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buf)?;
+        self.left = self.left.checked_sub(length as u64).ok_or_else(|| io::Error::other(TooManyBytes))?;
+        Ok(length)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("it unpacks to more than {} MiB", MOST_BYTES >> 20)]
+struct TooManyBytes;
+
+/// The archive's reader may wrap the error.
+fn too_large(error: io::Error) -> ArchiveError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(found) = cause {
+        let inner = found.downcast_ref::<io::Error>().and_then(|e| e.get_ref());
+        if found.is::<TooManyBytes>() || inner.is_some_and(|i| i.is::<TooManyBytes>()) {
+            return ArchiveError::TooLarge { what: format!("{} MiB", MOST_BYTES >> 20) };
+        }
+        cause = inner.map(|i| i as &(dyn std::error::Error + 'static)).or_else(|| found.source());
+    }
+    ArchiveError::Broken(error)
 }
 
 impl Source for Archive {
@@ -346,6 +401,30 @@ mod tests {
         archive.insert("b", Entry::Link("a".into()));
         assert_eq!(archive.read("a").unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(archive.list("a/c").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn removing_takes_what_is_at_and_below_a_path_and_nothing_beside_it() {
+        let mut archive = Archive::new(Origin::Snapshot);
+        for path in ["a/b", "a/b-c/d", "a/b/c", "a/b/c/d", "a/bc", "e"] {
+            archive.file(path, "x");
+        }
+        archive.remove("a/b");
+        let left: Vec<&str> = archive.entries().map(|(path, _)| path).collect();
+        assert_eq!(left, ["a/b-c/d", "a/bc", "e"]);
+        assert_eq!(archive.list("a").unwrap(), ["b-c", "bc"]);
+    }
+
+    #[test]
+    fn an_archive_that_unpacks_to_too_much_is_called_too_large_and_not_broken() {
+        let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+        let mut header = tar::Header::new_gnu();
+        header.set_size(MOST_BYTES + 1);
+        tar.append_data(&mut header, "sys/zeros", io::repeat(0).take(MOST_BYTES + 1)).unwrap();
+        let bytes = tar.into_inner().unwrap().finish().unwrap();
+        let error = Archive::read(bytes.as_slice()).unwrap_err();
+        assert!(matches!(error, ArchiveError::TooLarge { .. }), "{error}");
+        assert!(error.to_string().contains("256 MiB"), "{error}");
     }
 
     #[test]

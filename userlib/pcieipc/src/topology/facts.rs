@@ -10,6 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::source::printable;
 use crate::device::DeviceError;
 
 /// Path of [`Facts`] as JSON.
@@ -61,6 +62,16 @@ pub struct ModuleAnswer {
     pub abi_oldest: u32,
     /// Neither accepts the other.
     pub excluded: bool,
+}
+
+impl Facts {
+    /// With texts that can be shown anywhere: a saved host's are somebody else's.
+    pub(super) fn printable(mut self) -> Self {
+        if let Some(refused) = self.node.as_mut().and_then(|n| n.refused.as_mut()) {
+            *refused = printable(refused);
+        }
+        self
+    }
 }
 
 /// The file at `path` if it is one of ours.

@@ -212,25 +212,35 @@ impl Follower {
     /// # Errors
     /// Those of `poll` and `recvfrom`; the follower can be used on.
     pub fn wait(&mut self, at_most: Duration) -> io::Result<Vec<Change>> {
-        let deadline = Instant::now() + at_most;
-        match &self.socket {
-            Some(_) => {
-                let mut heard = self.drain()? || self.pending;
-                while !heard {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() || !self.readable(left)? {
-                        break;
-                    }
-                    heard = self.drain()?;
-                }
-                let settled = Instant::now() + SETTLE_AT_MOST;
-                while heard && Instant::now() < settled && self.readable(SETTLE)? {
-                    self.drain()?;
-                }
-            }
-            None => std::thread::sleep(at_most),
-        }
+        self.hear(at_most)?;
         Ok(self.look())
+    }
+
+    /// Waits for the kernel's word, and then until it has nothing more to say for the moment. Whether it said something about PCI since the
+    /// last look.
+    ///
+    /// # Errors
+    /// Those of `poll` and `recvfrom`.
+    pub fn hear(&mut self, at_most: Duration) -> io::Result<bool> {
+        if self.socket.is_none() {
+            std::thread::sleep(at_most);
+            return Ok(self.pending);
+        }
+        let deadline = Instant::now() + at_most;
+        let mut heard = self.drain()? || self.pending;
+        while !heard {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.readable(left)? {
+                break;
+            }
+            heard = self.drain()?;
+        }
+        self.pending = heard;
+        let settled = Instant::now() + SETTLE_AT_MOST;
+        while heard && Instant::now() < settled && self.readable(SETTLE)? {
+            self.drain()?;
+        }
+        Ok(heard)
     }
 
     /// Whether the kernel has said something about PCI since the last look; does not wait.
@@ -278,8 +288,27 @@ impl Follower {
 
     /// Reads the tree now and gives what changed since the last look.
     pub fn look(&mut self) -> Vec<Change> {
-        self.pending = false;
         let now = Topology::read(self.source.as_ref());
+        self.compare(now)
+    }
+
+    /// Reads only some functions and what is above them, and gives what changed about these: a small part of the work of a whole look. The
+    /// whole tree is read when one of them came, went or moved, or when the kernel said something.
+    pub fn look_at(&mut self, addresses: &[Address]) -> Vec<Change> {
+        let fresh = if self.pending { None } else { self.tree.reread(self.source.as_ref(), addresses) };
+        let Some(fresh) = fresh else { return self.look() };
+        if fresh.iter().all(|(index, function)| self.tree.functions.get(*index) == Some(function)) {
+            return Vec::new();
+        }
+        let mut now = self.tree.clone();
+        for (index, function) in fresh {
+            now.functions[index] = function;
+        }
+        self.compare(now)
+    }
+
+    fn compare(&mut self, now: Topology) -> Vec<Change> {
+        self.pending = false;
         let removed = std::mem::take(&mut self.removed);
         let before = std::mem::replace(&mut self.tree, now.clone());
         let mut changes = Vec::new();

@@ -6,7 +6,8 @@ use serde::Serialize;
 use super::{
     facts::{FACTS, Facts, KERNEL_LOG},
     redact,
-    source::Source,
+    source::{Source, printable},
+    tree::Note,
 };
 
 /// The host around the tree.
@@ -52,6 +53,8 @@ pub struct Host {
     pub log: Option<Vec<LogLine>>,
     /// Services that the kernel's port driver runs, as `port:pcieXXX` with the driver: AER, DPC, hot-plug.
     pub services: Vec<(String, Option<String>)>,
+    /// Files that hold something else than they should.
+    pub notes: Vec<Note>,
 }
 
 /// Whether and how the module is loaded.
@@ -81,8 +84,49 @@ const INITIAL_IPC: &str = "ipc:[4026531839]";
 impl Host {
     /// Reads all of it anew. What is not there stays empty.
     pub fn read(source: &dyn Source) -> Self {
-        let text = |path: &str| source.text(path).ok().filter(|t| !t.is_empty());
-        let cpuinfo = text("proc/cpuinfo").unwrap_or_default();
+        let text = |path: &str| source.value(path).ok().filter(|t| !t.is_empty());
+        let lines = |path: &str| source.text(path).ok().filter(|t| !t.is_empty());
+        let cpuinfo = lines("proc/cpuinfo").unwrap_or_default();
+        let mut notes = Vec::new();
+        let mut odd = |path: &str, wanted: &str| notes.push(Note { path: path.into(), problem: format!("{wanted} expected") });
+        let limits = lines("proc/self/limits");
+        let memlock = limits.as_deref().and_then(memlock);
+        if limits.is_some() && memlock.is_none() {
+            odd("proc/self/limits", "a line of locked memory with two numbers");
+        }
+        let uptime = text("proc/uptime");
+        let seconds = uptime.as_deref().and_then(|t| t.split_whitespace().next()?.parse().ok());
+        if uptime.is_some() && seconds.is_none() {
+            odd("proc/uptime", "a number of seconds");
+        }
+        let choice = |path: &str, odd: &mut dyn FnMut(&str, &str)| {
+            let text = text(path)?;
+            let found = chosen(&text);
+            if found.is_none() {
+                odd(path, "a word in brackets");
+            }
+            found
+        };
+        let lockdown = choice("sys/kernel/security/lockdown", &mut odd);
+        let aspm_policy = choice("sys/module/pcie_aspm/parameters/policy", &mut odd);
+        let facts = source.read(FACTS).ok().and_then(|bytes| {
+            let facts = serde_json::from_slice::<Facts>(&bytes).ok();
+            if facts.is_none() {
+                odd(FACTS, "the answers of system calls in JSON");
+            }
+            facts.map(Facts::printable)
+        });
+        let iomem = lines("proc/iomem").unwrap_or_default();
+        if !iomem.is_empty() && iomem.lines().all(|l| range(l).is_none()) {
+            odd("proc/iomem", "ranges of addresses");
+        }
+        let (log, no_records) = match source.text(KERNEL_LOG) {
+            Ok(text) => log(&text),
+            Err(_) => (None, 0),
+        };
+        if no_records > 0 {
+            odd(KERNEL_LOG, &format!("records of the kernel, less {no_records} lines that are none,"));
+        }
         let cpu = |key: &str| cpuinfo.lines().find_map(|l| Some(l.strip_prefix(key)?.trim_start().strip_prefix(':')?.trim()));
         let number = |key| cpu(key).and_then(|n| n.parse().ok()).unwrap_or(0);
         let dmi = |file: &str| text(&format!("sys/class/dmi/id/{file}")).unwrap_or_default();
@@ -96,23 +140,24 @@ impl Host {
             hypervisor: hypervisor(text("sys/hypervisor/type"), cpu("flags"), &machine),
             machine,
             firmware: pair(dmi("bios_version"), dmi("bios_date")),
-            iommu_units: source.list("sys/class/iommu").unwrap_or_default(),
+            iommu_units: source.list("sys/class/iommu").unwrap_or_default().iter().map(|n| printable(n)).collect(),
             secure_boot: secure_boot(source),
-            lockdown: text("sys/kernel/security/lockdown").and_then(|t| chosen(&t)),
-            aspm_policy: text("sys/module/pcie_aspm/parameters/policy").and_then(|t| chosen(&t)),
-            memlock: text("proc/self/limits").and_then(|t| memlock(&t)),
+            lockdown,
+            aspm_policy,
+            memlock,
             initial_pid_namespace: source.link("proc/self/ns/pid").ok().map(|n| n == INITIAL_PID),
             initial_ipc_namespace: source.link("proc/self/ns/ipc").ok().map(|n| n == INITIAL_IPC),
-            uptime: text("proc/uptime").and_then(|t| t.split_whitespace().next()?.parse().ok()),
+            uptime: seconds,
             module: ModuleState {
                 loaded: source.list("sys/module/pcieipc").is_ok(),
                 version: text("sys/module/pcieipc/version"),
                 taint: text("sys/module/pcieipc/taint").unwrap_or_default(),
             },
-            facts: source.read(FACTS).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()),
-            windows: text("proc/iomem").map(|t| windows(&t)).unwrap_or_default(),
-            log: source.read(KERNEL_LOG).ok().map(|bytes| log(&String::from_utf8_lossy(&bytes))),
+            facts,
+            windows: windows(&iomem),
+            log,
             services: services(source),
+            notes,
         }
     }
 
@@ -168,25 +213,30 @@ fn memlock(limits: &str) -> Option<(u64, u64)> {
 
 fn windows(iomem: &str) -> Vec<(u64, u64)> {
     let ranges = iomem.lines().filter(|l| l.contains("PCI Bus") && !l.starts_with(' '));
-    ranges
-        .filter_map(|line| {
-            let (start, end) = line.split(':').next()?.trim().split_once('-')?;
-            Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
-        })
-        // Without rights the kernel prints zeros.
-        .filter(|(_, end)| *end != 0)
-        .collect()
+    // Without rights the kernel prints zeros.
+    ranges.filter_map(range).filter(|(_, end)| *end != 0).collect()
 }
 
-fn log(text: &str) -> Vec<LogLine> {
-    let lines = text.lines().filter_map(|line| {
-        let kept = redact::log_line(line)?;
+/// `38000000-3fffffff : PCI Bus 0000:16`
+fn range(line: &str) -> Option<(u64, u64)> {
+    let (start, end) = line.split(':').next()?.trim().split_once('-')?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
+
+/// The records about the tree, and how many lines are no records; no log at all where no line is one.
+fn log(text: &str) -> (Option<Vec<LogLine>>, usize) {
+    let record = |line: &str| {
         // priority,sequence,microseconds,flags;message
-        let (head, message) = kept.split_once(';')?;
+        let (head, message) = line.split_once(';')?;
         let microseconds: u64 = head.split(',').nth(2)?.parse().ok()?;
-        Some(LogLine { seconds: microseconds as f64 / 1e6, text: message.to_owned() })
-    });
-    lines.collect()
+        Some(LogLine { seconds: microseconds as f64 / 1e6, text: printable(message) })
+    };
+    let (records, others): (Vec<&str>, Vec<&str>) =
+        text.lines().filter(|l| !l.is_empty()).partition(|line| record(line).is_some());
+    if records.is_empty() && !others.is_empty() {
+        return (None, others.len());
+    }
+    (Some(records.into_iter().filter_map(redact::log_line).filter_map(|l| record(&l)).collect()), others.len())
 }
 
 fn services(source: &dyn Source) -> Vec<(String, Option<String>)> {
@@ -195,7 +245,7 @@ fn services(source: &dyn Source) -> Vec<(String, Option<String>)> {
     if let Ok(names) = source.list(folder) {
         for name in names {
             let driver = source.link_name(&format!("{folder}/{name}/driver"));
-            found.push((name, driver));
+            found.push((printable(&name), driver));
         }
     }
     found

@@ -6,6 +6,8 @@
 //! idle card's slow link is no lasting state. What only the vendor's library knows (compute capability, NVLinks, GUIDs) is left
 //! out: NCCL adds it for the devices that it finds.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+
 use quick_xml::events::{BytesEnd, BytesStart, Event};
 
 use super::{
@@ -24,11 +26,17 @@ type Writer = quick_xml::Writer<Vec<u8>>;
 pub fn nccl_xml(tree: &Topology, host: &Host) -> std::io::Result<String> {
     let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
     open(&mut writer, "system", &[("version", "1".into())])?;
-    let mut nodes: Vec<Option<u32>> = tree.functions.iter().filter(|f| exported(f)).map(|f| f.numa_node).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    for node in nodes {
-        let tops: Vec<usize> = tree.roots.iter().flat_map(|r| r.children.iter().copied()).collect();
+    let mut nodes = BTreeMap::<Option<u32>, Vec<usize>>::new();
+    for (index, function) in tree.functions.iter().enumerate().filter(|(_, f)| exported(f)) {
+        nodes.entry(function.numa_node).or_default().push(index);
+    }
+    // NCCL numbers GPUs in the order of their addresses.
+    let gpus: HashMap<usize, usize> =
+        (0..tree.functions.len()).filter(|i| tree.functions[*i].kind == Kind::Gpu).enumerate().map(|(dev, i)| (i, dev)).collect();
+    for (node, members) in nodes {
+        let leads = leading(tree, &members);
+        let mut tops: Vec<usize> = leads.iter().copied().filter(|i| tree.functions[*i].parent.is_none()).collect();
+        tops.sort_by_key(|i| (&tree.functions[*i].root, *i));
         let mut attributes = vec![("numaid", node.map_or("-1".into(), |n| n.to_string()))];
         if let Some(cpus) = node.and_then(|n| tree.numa_nodes.iter().find(|m| m.id == n)) {
             attributes.push(("affinity", cpu_mask(&cpus.cpus)));
@@ -39,7 +47,7 @@ pub fn nccl_xml(tree: &Topology, host: &Host) -> std::io::Result<String> {
         attributes.push(("modelid", host.cpu_model.1.to_string()));
         open(&mut writer, "cpu", &attributes)?;
         for top in tops {
-            below(&mut writer, tree, top, node)?;
+            below(&mut writer, tree, top, &leads, &gpus)?;
         }
         close(&mut writer, "cpu")?;
     }
@@ -64,15 +72,25 @@ fn exported(function: &Function) -> bool {
     matches!(function.kind, Kind::Gpu | Kind::Nic | Kind::Fabric | Kind::Accelerator | Kind::Fpga)
 }
 
-fn leads_to_exported(tree: &Topology, index: usize, node: Option<u32>) -> bool {
-    let function = &tree.functions[index];
-    exported(function) && function.numa_node == node || function.children.iter().any(|c| leads_to_exported(tree, *c, node))
+/// Some functions, and all that is above them.
+fn leading(tree: &Topology, members: &[usize]) -> HashSet<usize> {
+    let mut leads = HashSet::new();
+    for index in members {
+        let mut at = Some(*index);
+        while let Some(up) = at.filter(|i| leads.insert(*i)) {
+            at = tree.functions[up].parent;
+        }
+    }
+    leads
 }
 
-fn below(writer: &mut Writer, tree: &Topology, index: usize, node: Option<u32>) -> std::io::Result<()> {
-    if !leads_to_exported(tree, index, node) {
-        return Ok(());
-    }
+fn below(
+    writer: &mut Writer,
+    tree: &Topology,
+    index: usize,
+    leads: &HashSet<usize>,
+    gpus: &HashMap<usize, usize>,
+) -> std::io::Result<()> {
     let function = &tree.functions[index];
     // One entry stands for a whole switch, none for root ports.
     let own = matches!(function.kind, Kind::SwitchUp) || exported(function);
@@ -81,7 +99,7 @@ fn below(writer: &mut Writer, tree: &Topology, index: usize, node: Option<u32>) 
     }
     match function.kind {
         Kind::Gpu => {
-            let dev = tree.functions[..index].iter().filter(|f| f.kind == Kind::Gpu).count();
+            let dev = gpus.get(&index).copied().unwrap_or(0);
             open(writer, "gpu", &[("dev", dev.to_string())])?;
             close(writer, "gpu")?;
         }
@@ -102,8 +120,8 @@ fn below(writer: &mut Writer, tree: &Topology, index: usize, node: Option<u32>) 
         }
         _ => {}
     }
-    for child in &function.children {
-        below(writer, tree, *child, node)?;
+    for child in function.children.iter().filter(|c| leads.contains(c)) {
+        below(writer, tree, *child, leads, gpus)?;
     }
     if own {
         close(writer, "pci")?;

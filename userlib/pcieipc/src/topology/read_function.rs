@@ -11,7 +11,7 @@ use super::{
     function::{Bar, Function, Identity, Kind, MigInstance, Reach},
     link::{LinkEnd, LinkState, Speed},
     read::describe,
-    source::Source,
+    source::{Source, printable},
     tree::{Note, Topology},
 };
 
@@ -19,12 +19,15 @@ use super::{
 pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &mut Vec<Note>) -> Option<Function> {
     let mut reader = Reader { source, path, notes };
     let uevent = reader.text("uevent");
+    if uevent.as_deref().is_some_and(|text| field(text, "PCI_ID=").is_none()) {
+        reader.note("uevent", "names no device (no PCI_ID)".into());
+    }
     let mut identity = uevent.as_deref().map(identity_from_uevent).unwrap_or_default();
     let driver = match uevent.as_deref() {
-        Some(uevent) => field(uevent, "DRIVER=").map(str::to_owned),
+        Some(uevent) => field(uevent, "DRIVER=").map(printable),
         None => source.link_name(&format!("{}/driver", reader.path)),
     };
-    let power_state = reader.text("power_state");
+    let power_state = reader.one_of("power_state", &["D0", "D1", "D2", "D3hot", "D3cold", "unknown", "error"]);
     let (config, reach) = reader.config(power_state.as_deref());
     if uevent.is_none() && matches!(reach, Reach::Unreadable) && source.list(&reader.path).is_err() {
         reader.note("", "vanished while it was read".into());
@@ -59,10 +62,11 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
     let kind = Kind::of(&identity, capabilities.port, header_type, driver.as_deref());
     let aer = reader.aer(capabilities.aer.is_some() || reach != Reach::Full);
     let bars = reader.bars(config.as_ref().map(|c| &c.0), header_type);
-    let reset_methods = reader.text("reset_method").unwrap_or_default().split_whitespace().map(str::to_owned).collect();
-    let iommu_group = source.link_name(&format!("{}/iommu_group", reader.path)).and_then(|g| g.parse().ok());
-    let physical_function = source.link_name(&format!("{}/physfn", reader.path)).and_then(|a| a.parse().ok());
-    let numa_node = reader.text("numa_node").and_then(|n| n.parse().ok());
+    let reset_methods = reader.reset_methods();
+    let iommu_group = reader.linked("iommu_group");
+    let physical_function = reader.linked("physfn");
+    // -1 is how the kernel says that the firmware did not say.
+    let numa_node = reader.parsed::<i64>("numa_node").and_then(|n| u32::try_from(n).ok());
     Some(Function {
         address,
         parent: None,
@@ -162,17 +166,77 @@ impl Reader<'_> {
         }
     }
 
+    /// The one value of a file.
+    fn value(&mut self, file: &str) -> Option<String> {
+        self.text(file).map(|text| printable(&text))
+    }
+
+    /// Says that a file holds something else than it should.
+    fn garbage(&mut self, file: &str, wanted: &str, found: &str) {
+        self.note(file, format!("{wanted} expected, found {:?}", found.chars().take(40).collect::<String>()));
+    }
+
     /// A decimal or 0x-prefixed number.
     fn number(&mut self, file: &str) -> Option<u64> {
-        let text = self.text(file)?;
+        let text = self.value(file)?;
         let value = match text.strip_prefix("0x") {
             Some(hex) => u64::from_str_radix(hex, 16),
             None => text.parse(),
         };
         if value.is_err() {
-            self.note(file, format!("no number: {:?}", text.chars().take(40).collect::<String>()));
+            self.garbage(file, "a number", &text);
         }
         value.ok()
+    }
+
+    /// A value of a type that reads itself.
+    fn parsed<T: std::str::FromStr>(&mut self, file: &str) -> Option<T> {
+        let text = self.value(file)?;
+        let value = text.parse().ok();
+        if value.is_none() {
+            self.garbage(file, "a number", &text);
+        }
+        value
+    }
+
+    /// One of some words; others are kept, and noted.
+    fn one_of(&mut self, file: &str, words: &[&str]) -> Option<String> {
+        let text = self.value(file)?;
+        if !words.contains(&text.as_str()) {
+            self.garbage(file, &format!("one of {}", words.join(", ")), &text);
+        }
+        Some(text)
+    }
+
+    /// What a link's last part says.
+    fn linked<T: std::str::FromStr>(&mut self, link: &str) -> Option<T> {
+        let name = self.source.link_name(&format!("{}/{link}", self.path))?;
+        let value = name.parse().ok();
+        if value.is_none() {
+            self.garbage(link, "a link to a group or function", &name);
+        }
+        value
+    }
+
+    fn reset_methods(&mut self) -> Vec<String> {
+        let text = self.value("reset_method").unwrap_or_default();
+        let (good, bad): (Vec<&str>, Vec<&str>) = text
+            .split_whitespace()
+            .partition(|w| w.len() <= 32 && w.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-')));
+        if let Some(bad) = bad.first() {
+            self.garbage("reset_method", "names of methods", bad);
+        }
+        good.into_iter().map(str::to_owned).collect()
+    }
+
+    /// A speed of a link; `Unknown` is how the kernel says that there is none.
+    fn speed(&mut self, file: &str) -> Option<Speed> {
+        let text = self.value(file)?;
+        let speed = Speed::from_text(&text);
+        if speed.is_none() && !text.to_ascii_lowercase().starts_with("unknown") && !text.is_empty() {
+            self.garbage(file, "a speed such as \"16.0 GT/s PCIe\"", &text);
+        }
+        speed
     }
 
     fn config(&mut self, power_state: Option<&str>) -> (Option<(HeaderFields, Capabilities)>, Reach) {
@@ -207,7 +271,7 @@ impl Reader<'_> {
 
     fn bridge_sleeps(&self) -> bool {
         let above = self.path.rsplit_once('/').map_or("", |(above, _)| above);
-        self.source.text(&format!("{above}/power_state")).is_ok_and(|state| state != "D0" && state != "unknown")
+        self.source.value(&format!("{above}/power_state")).is_ok_and(|state| state != "D0" && state != "unknown")
     }
 
     fn identity_from_files(&mut self, identity: &mut Identity) {
@@ -227,22 +291,19 @@ impl Reader<'_> {
 
     /// Speeds and widths that the kernel shows to everybody.
     fn link_from_files(&mut self) -> Option<LinkEnd> {
-        let state = |speed: Option<String>, width: Option<u64>| {
-            Some(LinkState {
-                speed: Speed::from_text(&speed?)?,
-                width: width.and_then(|w| u8::try_from(w).ok()).filter(|w| (1..=32).contains(w))?,
-            })
+        // 255 is how sysfs says that nobody knows, and NCCL writes an empty file.
+        let state = |speed: Option<Speed>, width: Option<u64>| {
+            Some(LinkState { speed: speed?, width: width.and_then(|w| u8::try_from(w).ok()).filter(|w| (1..=32).contains(w))? })
         };
-        let speed = self.text("current_link_speed");
-        let reported = self.text("link_gbps").and_then(|g| g.parse().ok()).filter(|g: &f64| g.is_finite() && *g > 0.0);
+        let speed = self.speed("current_link_speed");
+        let reported = self.parsed("link_gbps").filter(|g: &f64| g.is_finite() && *g > 0.0);
         if speed.is_none() && reported.is_none() {
             return None;
         }
         let width = self.number("current_link_width");
         let now = state(speed, width);
-        let best_speed = self.text("max_link_speed");
-        // 255 is how sysfs says that nobody knows.
-        let best_width = self.number("max_link_width").filter(|w| *w != 255);
+        let best_speed = self.speed("max_link_speed");
+        let best_width = self.number("max_link_width");
         let best = state(best_speed, best_width);
         (now.is_some() || best.is_some() || reported.is_some()).then(|| LinkEnd {
             now,
@@ -255,7 +316,7 @@ impl Reader<'_> {
     /// Without rights the header hides what kind of port it is; the services that the kernel made of it tell.
     fn port_from_files(&mut self) -> Option<PortType> {
         // What an import knows; no kernel has this file.
-        match self.text("port_type").as_deref() {
+        match self.value("port_type").as_deref() {
             Some("root") => return Some(PortType::RootPort),
             Some("upstream") => return Some(PortType::UpstreamPort),
             Some("downstream") => return Some(PortType::DownstreamPort),
@@ -295,6 +356,9 @@ impl Reader<'_> {
         let mut counters = None;
         for (severity, file) in Severity::FILES {
             if let Some(text) = self.text(file) {
+                if let Some(line) = aer::odd_line(&text) {
+                    self.garbage(file, "a kind and a number in each line", line);
+                }
                 counters.get_or_insert_with(Counters::default).set(severity, aer::parse(&text));
             }
         }
@@ -307,6 +371,14 @@ impl Reader<'_> {
         let count = if header_type == 1 { 2 } else { 6 };
         let mut bars = Vec::new();
         let mut upper_half = false;
+        let three_numbers = |line: &str| {
+            let mut words = line.split_whitespace();
+            words.by_ref().take(3).filter(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).is_ok()).count() == 3
+                && words.next().is_none()
+        };
+        if let Some(line) = text.lines().find(|line| !three_numbers(line)) {
+            self.garbage("resource", "start, end and flags in each line", line);
+        }
         for index in 0..count {
             let line = text.lines().nth(index).unwrap_or_default();
             let mut numbers = line.split_whitespace().map(|n| u64::from_str_radix(n.trim_start_matches("0x"), 16).ok());
@@ -356,7 +428,7 @@ impl Reader<'_> {
         let mut found = Vec::new();
         for folder in folders {
             let names = self.source.list(&format!("{}/{folder}", self.path)).unwrap_or_default();
-            found.extend(names.into_iter().map(|name| format!("{folder}/{name}")));
+            found.extend(names.into_iter().map(|name| format!("{folder}/{}", printable(&name))));
         }
         found
     }

@@ -13,6 +13,8 @@ use std::{
 
 use super::facts;
 
+/// What the kernel gives of an attribute at most.
+const PAGE: usize = 4096;
 /// No file that is read here is longer; what is longer is cut, because sysfs of a broken driver can be endless.
 pub const LONGEST: usize = 1 << 20;
 
@@ -114,17 +116,52 @@ pub trait Source: Send + Sync {
         None
     }
 
-    /// The file as text without surrounding blanks; bytes that are no UTF-8 are replaced.
+    /// The file's lines without surrounding blanks, printable: a driver, a device or whoever made a snapshot can write anything into it, and it
+    /// goes to terminals and into XML.
     ///
     /// # Errors
     /// Those of [`Source::read`].
     fn text(&self, path: &str) -> io::Result<String> {
-        Ok(String::from_utf8_lossy(&self.read(path)?).trim().to_owned())
+        Ok(printable_lines(String::from_utf8_lossy(&self.read(path)?).trim()))
     }
 
-    /// The last part of where a symbolic link points to.
+    /// The same for a file that holds one value: always one line.
+    ///
+    /// # Errors
+    /// Those of [`Source::read`].
+    fn value(&self, path: &str) -> io::Result<String> {
+        Ok(printable(&self.text(path)?))
+    }
+
+    /// The last part of where a symbolic link points to, printable.
     fn link_name(&self, path: &str) -> Option<String> {
-        self.link(path).ok()?.rsplit('/').next().map(str::to_owned)
+        self.link(path).ok()?.rsplit('/').next().map(printable)
+    }
+}
+
+impl<S: Source + ?Sized> Source for std::sync::Arc<S> {
+    fn origin(&self) -> Origin {
+        (**self).origin()
+    }
+
+    fn read(&self, path: &str) -> io::Result<Vec<u8>> {
+        (**self).read(path)
+    }
+
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
+        (**self).open(path)
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        (**self).list(path)
+    }
+
+    fn link(&self, path: &str) -> io::Result<String> {
+        (**self).link(path)
+    }
+
+    fn life(&self, path: &str) -> Option<u64> {
+        (**self).life(path)
     }
 }
 
@@ -156,8 +193,14 @@ impl Source for Live {
         if let Some(fact) = facts::read(path, &self.root) {
             return fact;
         }
-        let mut bytes = Vec::new();
-        File::open(self.root.join(path))?.take(LONGEST as u64).read_to_end(&mut bytes)?;
+        let mut file = File::open(self.root.join(path))?;
+        let mut bytes = vec![0; PAGE];
+        let length = file.read(&mut bytes)?;
+        bytes.truncate(length);
+        // One read gives a file of sysfs, which is a page at most; to ask for its end would double the calls. Others may come in pieces.
+        if length == PAGE || !path.starts_with("sys/") {
+            file.take((LONGEST - length) as u64).read_to_end(&mut bytes)?;
+        }
         Ok(bytes)
     }
 
@@ -184,6 +227,24 @@ impl Source for Live {
     }
 }
 
+/// What a terminal would obey instead of show, what turns the direction of writing, and what XML can not hold, becomes a replacement character.
+fn shown(c: char) -> char {
+    let obeyed = c.is_control();
+    let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let no_xml = matches!(c, '\u{fffe}' | '\u{ffff}');
+    if obeyed || turns || no_xml { char::REPLACEMENT_CHARACTER } else { c }
+}
+
+/// One line that can be printed anywhere.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(shown).collect()
+}
+
+/// The same, less the ends of lines and tabulators.
+fn printable_lines(text: &str) -> String {
+    text.chars().map(|c| if matches!(c, '\n' | '\t') { c } else { shown(c) }).collect()
+}
+
 /// Resolves a link's target against the folder that holds the link: `sys/bus/pci/devices` and `../../../devices/x` give
 /// `sys/devices/x`. A target that climbs past the root ends at the root, as in a kernel.
 pub fn resolve(folder: &str, target: &str) -> String {
@@ -199,4 +260,15 @@ pub fn resolve(folder: &str, target: &str) -> String {
         }
     }
     parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_or_xml_can_not_hold_is_replaced_and_the_rest_is_kept() {
+        assert_eq!(printable("a\u{1b}[31mb\nc\u{9b}d\u{202e}e\u{ffff}é"), "a\u{fffd}[31mb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}é");
+        assert_eq!(printable_lines("a\tb\nc\rd\0"), "a\tb\nc\u{fffd}d\u{fffd}");
+    }
 }

@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -67,9 +67,19 @@ impl TreeWatch {
         });
         let ours = shared.clone();
         let thread = std::thread::Builder::new().name("pcieipc-tree".into()).spawn(move || {
+            let mut looked = Instant::now();
             while !ours.stop.load(Ordering::Relaxed) {
-                // An error of the socket leaves the regular looks.
-                let changes = follower.wait(interval.min(TICK)).unwrap_or_else(|_| follower.look());
+                let heard = follower.hear(interval.min(TICK)).unwrap_or_else(|_| {
+                    // An error of the socket leaves the regular looks, and must not make this thread spin.
+                    std::thread::sleep(interval.min(TICK));
+                    false
+                });
+                if !heard && looked.elapsed() < interval {
+                    continue;
+                }
+                looked = Instant::now();
+                // Links and registers change without a word of the kernel; those of others than the endpoints do not matter.
+                let changes = if endpoints.is_empty() { follower.look() } else { follower.look_at(&endpoints) };
                 if !changes.is_empty() {
                     take_in(&ours, &follower, &endpoints, changes);
                 }

@@ -6,7 +6,7 @@ use quick_xml::{
     events::{BytesStart, Event},
 };
 
-use super::{DEEPEST, Entryway, ImportError, attribute, cpu_list, hex16, write_node};
+use super::{DEEPEST, Entryway, ImportError, attribute, cpu_list, found, hex16, write_node};
 use crate::topology::{address::Address, archive::Archive, function::Identity, source::Origin};
 
 /// What is open above the current object.
@@ -27,7 +27,7 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
     archive.folder("sys/bus/pci/devices");
     let mut reader = Reader::from_str(text);
     let mut levels: Vec<Level> = vec![Level::default()];
-    let mut any = false;
+    let mut count = 0;
     loop {
         match reader.read_event()? {
             Event::Start(tag) => {
@@ -35,12 +35,16 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
                     return Err(ImportError::Xml(format!("elements are nested more than {DEEPEST} deep")));
                 }
                 let above = levels.last().cloned().unwrap_or_default();
-                levels.push(if tag.name().as_ref() == b"object" { object(&mut archive, &above, &tag, &mut any)? } else { above });
+                levels.push(if tag.name().as_ref() == b"object" {
+                    object(&mut archive, &above, &tag, &mut count)?
+                } else {
+                    above
+                });
             }
             Event::Empty(tag) => {
                 let above = levels.last().cloned().unwrap_or_default();
                 if tag.name().as_ref() == b"object" {
-                    object(&mut archive, &above, &tag, &mut any)?;
+                    object(&mut archive, &above, &tag, &mut count)?;
                 }
             }
             Event::End(_) => drop(levels.pop()),
@@ -48,10 +52,10 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
             _ => {}
         }
     }
-    if any { Ok(archive) } else { Err(ImportError::Empty("let `lstopo` keep I/O: `lstopo --whole-io --of xml`")) }
+    if count > 0 { Ok(archive) } else { Err(ImportError::Empty("let `lstopo` keep I/O: `lstopo --whole-io --of xml`")) }
 }
 
-fn object(archive: &mut Archive, above: &Level, tag: &BytesStart<'_>, any: &mut bool) -> Result<Level, ImportError> {
+fn object(archive: &mut Archive, above: &Level, tag: &BytesStart<'_>, count: &mut usize) -> Result<Level, ImportError> {
     let mut level = above.clone();
     if let Some(set) = attribute(tag, "nodeset")? {
         // One bit: all that is below is near to this node.
@@ -80,7 +84,7 @@ fn object(archive: &mut Archive, above: &Level, tag: &BytesStart<'_>, any: &mut 
             let port = above.next_port;
             if let Some(folder) = function(archive, above, tag, port)? {
                 level.folder = Some(folder);
-                *any = true;
+                found(count)?;
             }
             // Below a root port comes a switch's upstream port, below that its downstream ports, and so on.
             level.next_port = match port {
@@ -91,7 +95,7 @@ fn object(archive: &mut Archive, above: &Level, tag: &BytesStart<'_>, any: &mut 
         Some("PCIDev") => {
             if let Some(folder) = function(archive, above, tag, None)? {
                 level.folder = Some(folder);
-                *any = true;
+                found(count)?;
             }
         }
         Some("OSDev") => {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Entryway, ImportError};
+use super::{Entryway, ImportError, MOST_FUNCTIONS};
 use crate::topology::{
     address::Address,
     archive::{Archive, Entry},
@@ -12,7 +12,6 @@ use crate::topology::{
 };
 
 const LONGEST: usize = 4096;
-const MOST_FUNCTIONS: usize = 65_536;
 
 /// One function while its lines are read.
 struct Block {
@@ -36,7 +35,7 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
             }
             count += 1;
             if count > MOST_FUNCTIONS {
-                return Err(ImportError::TooLong);
+                return Err(ImportError::TooManyFunctions);
             }
             block = Some(Block {
                 address,

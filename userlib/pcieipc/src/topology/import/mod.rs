@@ -11,13 +11,12 @@ use std::io::Read;
 use super::{
     archive::{Archive, ArchiveError, Entry},
     function::Identity,
-    source::Source,
+    read::{DEEPEST, MOST_FUNCTIONS},
+    source::{Source, printable},
 };
 
 /// A text of more than this is no host.
 const MOST_BYTES: u64 = 128 << 20;
-/// Nesting of XML past this is no tree of buses.
-const DEEPEST: usize = 128;
 
 /// Why a file could not be taken in.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +28,13 @@ pub enum ImportError {
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// It is longer than any host's.
-    #[error("the file is longer than {} MiB", MOST_BYTES >> 20)]
+    #[error("the file is longer than {} MiB, which no host's is; take it again", MOST_BYTES >> 20)]
     TooLong,
+    /// It has more functions than any host.
+    #[error("the file holds more than {MOST_FUNCTIONS} functions, which no host has; take it again")]
+    TooManyFunctions,
     /// It is XML, and broken.
-    #[error("the XML is broken: {0}")]
+    #[error("the XML is broken: {0}; take it again")]
     Xml(String),
     /// It is text, but of none of the forms that are understood.
     #[error("this is neither a snapshot, nor NCCL's or hwloc's XML, nor the output of `lspci -vvvxxxx`")]
@@ -44,13 +46,13 @@ pub enum ImportError {
 
 impl From<quick_xml::Error> for ImportError {
     fn from(error: quick_xml::Error) -> Self {
-        Self::Xml(error.to_string())
+        Self::Xml(printable(&error.to_string()))
     }
 }
 
 impl From<quick_xml::events::attributes::AttrError> for ImportError {
     fn from(error: quick_xml::events::attributes::AttrError) -> Self {
-        Self::Xml(error.to_string())
+        Self::Xml(printable(&error.to_string()))
     }
 }
 
@@ -93,6 +95,12 @@ pub fn from_text(text: &str) -> Result<Archive, ImportError> {
         };
     }
     lspci::read(text)
+}
+
+/// Counts a function.
+fn found(count: &mut usize) -> Result<(), ImportError> {
+    *count += 1;
+    if *count > MOST_FUNCTIONS { Err(ImportError::TooManyFunctions) } else { Ok(()) }
 }
 
 /// One function of an import, to be written as files.

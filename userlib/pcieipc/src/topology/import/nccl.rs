@@ -6,7 +6,7 @@ use quick_xml::{
     events::{BytesStart, Event},
 };
 
-use super::{DEEPEST, Entryway, ImportError, attribute, cpu_list, hex, hex16, write_node};
+use super::{DEEPEST, Entryway, ImportError, attribute, cpu_list, found, hex, hex16, write_node};
 use crate::topology::{address::Address, archive::Archive, function::Identity, source::Origin};
 
 /// What is open above the current element.
@@ -24,7 +24,7 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
     archive.folder("sys/bus/pci/devices");
     let mut reader = Reader::from_str(text);
     let mut levels: Vec<Level> = Vec::new();
-    let mut any = false;
+    let mut count = 0;
     loop {
         match reader.read_event()? {
             Event::Start(tag) => {
@@ -32,19 +32,23 @@ pub(super) fn read(text: &str) -> Result<Archive, ImportError> {
                     return Err(ImportError::Xml(format!("elements are nested more than {DEEPEST} deep")));
                 }
                 let level = element(&mut archive, &levels, &tag)?;
-                any |= matches!(level, Level::Pci(_));
+                if matches!(level, Level::Pci(_)) {
+                    found(&mut count)?;
+                }
                 levels.push(level);
             }
             Event::Empty(tag) => {
                 let level = element(&mut archive, &levels, &tag)?;
-                any |= matches!(level, Level::Pci(_));
+                if matches!(level, Level::Pci(_)) {
+                    found(&mut count)?;
+                }
             }
             Event::End(_) => drop(levels.pop()),
             Event::Eof => break,
             _ => {}
         }
     }
-    if any { Ok(archive) } else { Err(ImportError::Empty("NCCL writes `pci` elements into `cpu` elements")) }
+    if count > 0 { Ok(archive) } else { Err(ImportError::Empty("NCCL writes `pci` elements into `cpu` elements")) }
 }
 
 fn element(archive: &mut Archive, levels: &[Level], tag: &BytesStart<'_>) -> Result<Level, ImportError> {
