@@ -58,9 +58,12 @@ fn ranks_plan_by_switches_and_learn_that_a_link_lost_lanes() {
         |group| {
             let mut group = group.unwrap();
             let rank = group.rank();
-            assert!(matches!(group.follow_tree_of(Box::new(host.clone()), vec![gpus[0]]), Err(Error::Argument(_))));
+            assert!(matches!(
+                group.follow_tree_of(pcieipc::group::Host::of(host.clone()), vec![gpus[0]]),
+                Err(Error::Argument(_))
+            ));
             assert!(group.replan(PATIENCE).unwrap().is_none(), "nobody follows a tree yet");
-            group.follow_tree_of(Box::new(host.clone()), four.clone()).unwrap();
+            group.follow_tree_of(pcieipc::group::Host::of(host.clone()), four.clone()).unwrap();
             assert!(group.tree_changed());
             let check = |group: &mut pcieipc::group::Group| {
                 let mut buffer: Vec<f32> = (0..5000).map(|at| value(rank, at)).collect();
@@ -151,7 +154,7 @@ fn tuned_ranks_choose_alike_and_change_no_bit_before_and_after_they_learn_the_tr
                     }
                 };
                 reduce_all(&mut group);
-                group.follow_tree_of(Box::new(host.clone()), four.clone()).unwrap();
+                group.follow_tree_of(pcieipc::group::Host::of(host.clone()), four.clone()).unwrap();
                 assert_eq!(group.replan(PATIENCE).unwrap().unwrap().to_string(), "((0 2) (1 3))");
                 reduce_all(&mut group);
                 bits

@@ -51,6 +51,8 @@ pub struct World {
     pub events: Vec<pcieipc_event>,
     /// What an exported channel says about its size, instead of the truth.
     pub claimed_bytes: Option<u64>,
+    /// Where endpoints are said to be, by id; the others are all at one place.
+    pub addresses: HashMap<u32, u32>,
     sessions: HashMap<u64, usize>,
     exports: HashMap<u64, (u64, u32)>,
     channels: HashMap<(u64, u32), Channel>,
@@ -119,6 +121,7 @@ impl FakeKernel {
                 endpoints: (0..endpoints).map(endpoint).collect(),
                 events: Vec::new(),
                 claimed_bytes: None,
+                addresses: HashMap::new(),
                 sessions: HashMap::new(),
                 exports: HashMap::new(),
                 channels: HashMap::new(),
@@ -189,7 +192,8 @@ impl World {
                     self.endpoints.get((info.endpoint as usize).wrapping_sub(1)).ok_or_else(|| answer(Errno::ENOENT))?;
                 info.state = (endpoint.word().load(Ordering::Acquire) & 0xff) as u32;
                 (info.generation, info.vectors) = (endpoint.generation, 7);
-                (info.address, info.numa_node, info.iommu_group) = (0x0001_0318, -1, 5);
+                let address = self.addresses.get(&info.endpoint).copied().unwrap_or(0x0001_0318);
+                (info.address, info.numa_node, info.iommu_group) = (address, -1, 5);
                 (info.doorbells, info.dma_bytes) = (endpoint.doorbells, endpoint.dma_bytes);
             }
             Call::Attach(a) => {

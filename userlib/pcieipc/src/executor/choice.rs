@@ -3,9 +3,10 @@
 
 use super::{Executor, Options};
 use crate::{
+    error::Result,
     link::Links,
-    plan::{Algorithm, Collective},
-    tune::{Choice, Tuner},
+    plan::{Algorithm, Collective, Tree},
+    tune::{Calibration, Choice, Tuner, Ways},
 };
 
 impl<L: Links> Executor<L> {
@@ -16,8 +17,9 @@ impl<L: Links> Executor<L> {
             return Choice { algorithm: asked, ..default };
         }
         // What goes straight between registered buffers is not measured.
-        let tuner = self.options.calibration.filter(|_| default.algorithm != Algorithm::Direct);
-        let Some(tuner) = tuner.map(|c| Tuner::new(self.tree.clone(), self.links.ranks(), c)) else { return default };
+        let calibration = self.options.calibration.or(self.learnt).filter(|_| default.algorithm != Algorithm::Direct);
+        let tuner = calibration.map(|c| Tuner::new(self.tree.clone(), self.links.ranks(), c).over(self.ways.clone()));
+        let Some(tuner) = tuner else { return default };
         let class = tuner.class(bytes);
         if let Some((_, choice)) = self.choices.iter().find(|(k, _)| *k == (collective, class)) {
             return *choice;
@@ -26,6 +28,22 @@ impl<L: Links> Executor<L> {
         let choice = tuner.choice(collective, class, self.options.usual(collective, class));
         self.choices.push(((collective, class), choice));
         choice
+    }
+}
+
+impl<L: Links> Executor<L> {
+    /// Plans and chooses from now on for ranks that are near each other as the tree says, for links that carry what `ways` says where endpoints'
+    /// engines move records, and by a calibration, unless one was given in the options. All ranks call it with the same between two collectives.
+    ///
+    /// # Errors
+    /// `Argument` for a tree of other ranks.
+    pub fn learn(&mut self, tree: Option<Tree>, ways: Option<Ways>, calibration: Option<Calibration>) -> Result<()> {
+        self.set_tree(tree)?;
+        if (&self.ways, self.learnt) != (&ways, calibration) {
+            (self.ways, self.learnt) = (ways, calibration);
+            self.choices.clear();
+        }
+        Ok(())
     }
 }
 
@@ -51,7 +69,7 @@ fn usual(collective: Collective, small: bool, registered: bool) -> Algorithm {
 
 /// Whether the collective has the algorithm, given the buffers.
 fn exists(collective: Collective, algorithm: Algorithm, registered: bool) -> bool {
-    use crate::plan::{Shape, Tree, build};
+    use crate::plan::{Shape, build};
     (registered || algorithm != Algorithm::Direct)
         && build(collective, algorithm, Shape::new(1, 0, 1), 0, &Tree::flat(1)).is_some()
 }

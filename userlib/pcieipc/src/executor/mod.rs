@@ -86,6 +86,9 @@ pub struct Executor<L> {
     plans: Vec<(Key, Arc<Plan>)>,
     /// What was chosen for a collective and class of sizes, with this tree.
     choices: Vec<((Collective, usize), tune::Choice)>,
+    /// What the links of endpoints carry, and what was measured of this machine, where the group has learnt that.
+    ways: Option<tune::Ways>,
+    learnt: Option<Calibration>,
     scratch: Vec<u64>,
     /// Calls that were started and are not over, in order.
     flights: VecDeque<Flight>,
@@ -125,6 +128,8 @@ impl<L: Links> Executor<L> {
             failure: None,
             plans,
             choices,
+            ways: None,
+            learnt: None,
             scratch,
             flights: VecDeque::new(),
             trace: None,
@@ -149,6 +154,11 @@ impl<L: Links> Executor<L> {
             self.choices.clear();
         }
         Ok(())
+    }
+
+    /// Which ranks are near each other, as the present plans have it.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
     }
 
     /// The links, for those who look after them.

@@ -3,7 +3,7 @@
 
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-use super::{GroupLinks, join::Join};
+use super::{GroupLinks, join::Join, near::Host};
 use crate::{
     device::{DeviceError, EndpointId, NODE, Node, Session, State},
     error::{Error, Rank, Result},
@@ -26,11 +26,13 @@ pub struct KmodOptions {
     pub node: PathBuf,
     /// Who executes system calls; tests have their own.
     pub kernel: Arc<dyn Kernel>,
+    /// Whose PCIe tree the group plans for and follows; `None` for none. The same, one or none, on all ranks.
+    pub host: Option<Host>,
 }
 
 impl Default for KmodOptions {
     fn default() -> Self {
-        Self { endpoint: None, mover: Mover::default(), node: NODE.into(), kernel: Arc::new(Linux) }
+        Self { endpoint: None, mover: Mover::default(), node: NODE.into(), kernel: Arc::new(Linux), host: Some(Host::default()) }
     }
 }
 

@@ -29,6 +29,8 @@ mod kmod_tests;
 mod mesh;
 mod message;
 mod near;
+#[cfg(test)]
+mod near_tests;
 mod start;
 mod survivors;
 mod threads;
@@ -57,6 +59,7 @@ use join::{Join, JoinShm, Joined};
 use join_kmod::JoinKmod;
 pub use join_kmod::KmodOptions;
 use mesh::Mesh;
+pub use near::Host;
 pub use threads::of_threads;
 
 /// What a group can do with its links beyond [`Links`].
@@ -108,6 +111,11 @@ impl Transport {
             Self::Shm => "shm",
             Self::Kmod(_) => "kmod",
         }
+    }
+
+    /// Whether the ranks look at the PCIe tree when they meet.
+    fn follows_tree(&self) -> bool {
+        matches!(self, Self::Kmod(options) if options.host.is_some())
     }
 
     /// What has to be there before links can be made, and outlives them.
@@ -188,6 +196,7 @@ impl GroupOptions {
             ("transport".to_owned(), self.transport.name().to_owned()),
             ("ring_bytes".to_owned(), self.ring_bytes.to_string()),
             ("executor".to_owned(), format!("{:?}", self.executor)),
+            ("follows the tree".to_owned(), self.transport.follows_tree().to_string()),
         ];
         entries.extend(self.configuration.iter().cloned());
         entries
@@ -207,6 +216,8 @@ pub struct Group {
     options: GroupOptions,
     /// The PCIe tree, once the group follows it.
     near: Option<near::Near>,
+    /// What rank 0 told of the tree last.
+    view: Option<near::View>,
     // After the engine, whose links stand on it.
     ground: Ground,
 }
@@ -231,7 +242,10 @@ impl Group {
             Joined::Links(links) => {
                 let executor = Executor::new(links, options.executor.clone())?;
                 let engine = Engine::new(executor, options.helper_thread)?;
-                Ok(Self { engine, mesh, members, turn: 0, registered: 0, options, near: None, ground })
+                let mut group =
+                    Self { engine, mesh, members, turn: 0, registered: 0, options, near: None, view: None, ground };
+                group.learn_tree(deadline)?;
+                Ok(group)
             }
             Joined::Again { why, .. } => Err(why),
         }

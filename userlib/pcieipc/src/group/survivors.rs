@@ -61,15 +61,13 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
                 // The tree that was asked for is of the ranks of the meeting.
                 options.tree = options.tree.map(|tree| tree.among(&members));
                 group.engine.replace(Executor::new(links, options)?);
-                // The new executor's plans know nothing of the tree yet.
-                group.near.iter_mut().for_each(super::near::Near::forget);
                 for (old, contact) in group.mesh.contacts.iter_mut().enumerate() {
                     if !members.contains(&old) {
                         *contact = None;
                     }
                 }
                 group.members = members;
-                return Ok(());
+                return group.keep_view();
             }
             Joined::Again { lost, turn: later, .. } => {
                 members.retain(|r| !lost.contains(r));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Rank, plan::Tree};
+use crate::{error::Rank, plan::Tree, tune::Ways};
 
 /// Machines that come with the library, by name.
 pub const BUILT_IN: [(&str, &str); 7] = [
@@ -198,6 +198,31 @@ impl Machine {
         machine.routes = routes;
         machine.tree = tree.clone();
         Ok(machine)
+    }
+
+    /// The same machine where the endpoints' engines carry the records: from host memory to the writer's endpoint and from there to host
+    /// memory, over each link of its way in both directions. Ways of other ranks change nothing.
+    pub fn over(mut self, ways: &Ways) -> Self {
+        if !ways.is_sound(self.ranks()) {
+            return self;
+        }
+        let first = self.links.len();
+        for (number, megabytes) in ways.links.iter().enumerate() {
+            let passed =
+                (0..ways.up.len()).filter(|r| ways.up[*r].contains(&number)).map(|r| r.to_string()).collect::<Vec<_>>().join(" ");
+            for direction in ["down to", "up from"] {
+                self.links.push((format!("link {direction} the endpoint of rank {passed}"), f64::from(*megabytes) / 1e3, 0.0));
+            }
+        }
+        for (from, routes) in self.routes.iter_mut().enumerate() {
+            let (down, up) = (ways.up[from].iter().rev().map(|l| first + 2 * l), ways.up[from].iter().map(|l| first + 2 * l + 1));
+            let way: Vec<usize> = down.chain(up).collect();
+            for (_, route) in routes.iter_mut().enumerate().filter(|(to, _)| *to != from) {
+                route.splice(0..0, way.iter().copied());
+            }
+        }
+        self.engines = true;
+        self
     }
 
     /// The same machine with another number of ranks in each part that has ranks: for parts of processes, not of cards.

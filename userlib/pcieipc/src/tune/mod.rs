@@ -17,8 +17,10 @@
 
 mod cache;
 mod measure;
+mod ways;
 
 pub use cache::{key, store, stored};
+pub use ways::Ways;
 
 use serde::{Deserialize, Serialize};
 
@@ -98,12 +100,20 @@ pub struct Tuner {
     tree: Tree,
     ranks: usize,
     calibration: Calibration,
+    ways: Option<Ways>,
 }
 
 impl Tuner {
     /// For ranks that are near each other as the tree says; it must cover `ranks`.
     pub fn new(tree: Tree, ranks: usize, calibration: Calibration) -> Self {
-        Self { tree, ranks, calibration }
+        Self { tree, ranks, calibration, ways: None }
+    }
+
+    /// With records that engines of the endpoints carry: over the endpoints' links, in both directions. Without this, processors carry them
+    /// through memory, and links do not matter.
+    pub fn over(mut self, ways: Option<Ways>) -> Self {
+        self.ways = ways.filter(|w| w.is_sound(self.ranks));
+        self
     }
 
     /// The size that stands for all that choose alike: the next power of two, up to where larger ones behave alike.
@@ -162,6 +172,7 @@ impl Tuner {
         let record = choice.chunk.min(shard(choice.algorithm, self.ranks, bytes));
         let at = CHUNKS.iter().position(|c| *c >= record).unwrap_or(CHUNKS.len() - 1);
         let machine = Machine::of_processes(&self.tree, self.calibration.processes(at)).ok()?;
+        let machine = self.ways.iter().fold(machine, Machine::over);
         time(&machine, &self.tree, self.ranks, (collective, choice), bytes / ELEMENT, ELEMENT)
     }
 }

@@ -137,3 +137,41 @@ fn this_machine_is_measured_in_bounded_time_and_the_numbers_are_plausible() {
     assert!(found.is_plausible(), "{found:?}");
     assert!(!meeting.exists());
 }
+
+/// Four ranks: the endpoints of two below one switch with a narrow uplink, those of two others on ports of their own.
+fn behind_a_switch(uplink: u32) -> Ways {
+    Ways { links: vec![12_000, 12_000, 12_000, 12_000, uplink], up: vec![vec![0, 4], vec![1, 4], vec![2], vec![3]] }
+}
+
+#[test]
+fn a_narrow_link_makes_what_engines_carry_slower_and_changes_what_is_chosen() {
+    let tree = Tree::flat(4);
+    let time = |uplink, choice, bytes| {
+        let tuner = Tuner::new(tree.clone(), 4, USUAL).over(Some(behind_a_switch(uplink)));
+        tuner.predict(Collective::AllReduce, choice, bytes).unwrap()
+    };
+    let two_shot = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    let (wide, narrow) = (time(12_000, two_shot, 16 << 20), time(1_000, two_shot, 16 << 20));
+    assert!(narrow > 4.0 * wide, "{narrow} us over a narrow uplink, {wide} over a wide one");
+    // The size up to which a message goes to everybody at once depends on what the links carry.
+    let last = |uplink| {
+        let tuner = Tuner::new(tree.clone(), 4, USUAL).over(Some(behind_a_switch(uplink)));
+        let one_shot =
+            |bytes: &usize| tuner.choice(Collective::AllReduce, *bytes, default(*bytes)).algorithm == Algorithm::OneShot;
+        (6..24).map(|p| 1usize << p).filter(one_shot).max().unwrap_or(0)
+    };
+    assert!(last(12_000) > last(100), "{} {}", last(12_000), last(100));
+    // Processors carry through memory.
+    let none = Tuner::new(tree.clone(), 4, USUAL).predict(Collective::AllReduce, two_shot, 16 << 20);
+    assert_eq!(none, Tuner::new(tree, 4, USUAL).over(None).predict(Collective::AllReduce, two_shot, 16 << 20));
+}
+
+#[test]
+fn ways_of_other_ranks_or_of_links_that_are_not_there_are_not_taken() {
+    assert!(behind_a_switch(1).is_sound(4) && !behind_a_switch(1).is_sound(3));
+    assert!(!Ways { links: vec![0], up: vec![vec![0]] }.is_sound(1));
+    assert!(!Ways { links: vec![1], up: vec![vec![1]] }.is_sound(1));
+    assert!(!Ways { links: vec![1; 65], up: vec![vec![]] }.is_sound(1));
+    assert!(behind_a_switch(5).among(&[1, 3]).is_sound(2));
+    assert_eq!(behind_a_switch(5).among(&[1, 3]).up, [vec![1, 4], vec![3]]);
+}
