@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Configuration space of two bridges and a card, with what sysfs says beside it. `cargo +nightly fuzz run config_space`.
+//! Configuration space of two bridges and a card, with what sysfs says beside it. `scripts/fuzz`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Counters, kernel messages and the host's files. `cargo +nightly fuzz run small_files`.
+//! Counters, kernel messages and the host's files. `scripts/fuzz`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -32,7 +32,7 @@ pub struct GroupArguments {
     #[arg(long, value_enum, default_value_t = Mover::Processor)]
     pub mover: Mover,
     /// How the sum is computed
-    #[arg(long, value_enum, default_value_t = Algorithm::TwoShot)]
+    #[arg(long, value_enum, default_value_t = Algorithm::Auto)]
     pub algorithm: Algorithm,
     /// The longest that one step may wait before it is an error, such as 500ms or 10s
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = bound)]

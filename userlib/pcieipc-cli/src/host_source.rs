@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pcieipc::topology::{Archive, Live, Source, import};
+use pcieipc::{
+    plan::Tree,
+    topology::{Address, Archive, Live, Source, Topology, import},
+    tune::Ways,
+};
 
 use crate::failure::Failure;
 
@@ -21,13 +25,13 @@ pub struct HostSource {
     pub snapshot: Option<PathBuf>,
     /// Look at a host whose /sys and /proc are mounted below this folder
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
-    pub root: PathBuf,
+    pub host_root: PathBuf,
 }
 
 impl HostSource {
     /// Opens the saved host, or this one.
     pub fn open(&self) -> Result<Box<dyn Source>, Failure> {
-        let Some(path) = &self.snapshot else { return Ok(Box::new(Live::at(&self.root))) };
+        let Some(path) = &self.snapshot else { return Ok(Box::new(Live::at(&self.host_root))) };
         Ok(Box::new(load(path)?))
     }
 
@@ -35,7 +39,7 @@ impl HostSource {
     /// makes, or what a snapshot saved of its own second look.
     pub fn later(&self, seconds: f64) -> Result<Option<SecondLook>, Failure> {
         match &self.snapshot {
-            None if seconds > 0.0 => Ok(Some((Box::new(Live::at(&self.root)), seconds))),
+            None if seconds > 0.0 => Ok(Some((Box::new(Live::at(&self.host_root)), seconds))),
             None => Ok(None),
             Some(path) => {
                 let second = load(path)?.second_look();
@@ -47,6 +51,41 @@ impl HostSource {
     /// Whether it is the running host.
     pub fn is_live(&self) -> bool {
         self.snapshot.is_none()
+    }
+}
+
+/// Where ranks are on a host.
+pub struct Placed {
+    /// The endpoint of each rank.
+    pub endpoints: Vec<Address>,
+    /// Which ranks are near each other.
+    pub tree: Tree,
+    /// What the links above them carry.
+    pub ways: Ways,
+}
+
+/// Puts ranks onto a host: on the endpoints that were named, one each, else on its first accelerators.
+pub fn place(source: &dyn Source, named: &[Address], ranks: usize) -> Result<Placed, Failure> {
+    let topology = Topology::read(source);
+    let endpoints = if named.is_empty() {
+        let peers: Vec<Address> = topology.peers().into_iter().map(|i| topology.functions[i].address).take(ranks).collect();
+        if peers.len() < ranks {
+            return Err(Failure::Use(format!(
+                "the host has {} accelerators for {ranks} ranks; name the function of each rank with --endpoints (`pcieipc topo` lists them)",
+                peers.len()
+            )));
+        }
+        peers
+    } else {
+        named.to_vec()
+    };
+    let lost = endpoints.iter().find(|a| topology.position(**a).is_none());
+    match (topology.rank_tree(&endpoints), topology.ways(&endpoints)) {
+        (Some(tree), Some(ways)) => Ok(Placed { endpoints, tree, ways }),
+        _ => Err(Failure::Use(format!(
+            "there is no function {}; see `pcieipc topo`",
+            lost.map_or(String::new(), Address::to_string)
+        ))),
     }
 }
 

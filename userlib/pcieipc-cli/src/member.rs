@@ -47,7 +47,7 @@ impl Member {
             }
         };
         options.meeting_timeout = job.timeout;
-        options.executor = executor::Options { algorithm: Some(algorithm(job.algorithm)), ..executor::Options::default() };
+        options.executor = executor::Options { algorithm: algorithm(job.algorithm), ..executor::Options::default() };
         let group = Group::meet(options)?;
         let interrupts_before = interrupts(&group);
         Ok(Self { group, earlier: Counters::default(), interrupts_before })
@@ -94,9 +94,10 @@ fn kind(number: Number) -> Kind {
     }
 }
 
-fn algorithm(algorithm: Algorithm) -> plan::Algorithm {
+fn algorithm(algorithm: Algorithm) -> Option<plan::Algorithm> {
     match algorithm {
-        Algorithm::TwoShot => plan::Algorithm::TwoShot,
-        Algorithm::Ring => plan::Algorithm::Ring,
+        Algorithm::Auto => None,
+        Algorithm::TwoShot => Some(plan::Algorithm::TwoShot),
+        Algorithm::Ring => Some(plan::Algorithm::Ring),
     }
 }

@@ -45,6 +45,17 @@ pub fn finish() -> Result<(), Failure> {
     }
 }
 
+/// Whether standard output is a pipe or socket whose other end is closed. A command that seldom writes would not notice.
+pub fn reader_left() -> bool {
+    use std::os::fd::AsFd;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let stdout = io::stdout();
+    let mut set = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+    let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+    matches!(poll(&mut set, PollTimeout::ZERO), Ok(1)) && set[0].revents().is_some_and(|r| r.intersects(gone))
+}
+
 macro_rules! print {
     ($($arguments:tt)*) => { $crate::standard_streams::write_out(format_args!($($arguments)*)) };
 }

@@ -13,7 +13,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use pcieipc::{
     Result,
     device::EndpointId,
-    group::{Group, GroupOptions, KmodOptions, Transport},
+    group::{Group, GroupOptions, Host, KmodOptions, Transport},
     plan::{Collective, Form},
     reduce::{Element, In, Isa, Kind, Op, Out, fold},
     registered::Registered,
@@ -89,7 +89,9 @@ fn measure<T: Number>(seat: &Seat) -> std::result::Result<(), Failure> {
             Mover::Engine => kmod::Mover::Engine,
         };
         let endpoint = endpoints.get(seat.rank).map(|&id| EndpointId(id));
-        options.transport = Transport::Kmod(KmodOptions { endpoint, mover, ..KmodOptions::default() });
+        // The default algorithms are measured as they are, whatever was stored for this machine.
+        let host = job.calibration.map(|_| Host::default());
+        options.transport = Transport::Kmod(KmodOptions { endpoint, mover, host, ..KmodOptions::default() });
     }
     let group = Group::meet(options)?;
     let mut bench = Bench { group, collective, op, root: job.root, time: job.time, check: job.check };

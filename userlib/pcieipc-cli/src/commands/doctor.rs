@@ -5,13 +5,16 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use pcieipc::{
     doctor::{self, Case, Finding, Moment, Report, Severity},
-    topology::{Address, Topology},
+    topology::{Address, Note, Topology},
 };
 
 use crate::{
     failure::Failure,
     host_source::{HostSource, load},
 };
+
+/// Notes that are listed in the text.
+const SHOWN_NOTES: usize = 10;
 
 /// Look for what makes this host's PCIe tree slow or unreliable, and say what to do
 #[derive(clap::Args)]
@@ -36,7 +39,7 @@ pub struct Doctor {
     /// Functions that exchange data with each other; all accelerators if not given
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<Address>,
-    /// Show findings of this severity and worse
+    /// Show only findings of this severity and worse: info, warning or error. The exit code goes by all of them
     #[arg(long, value_name = "SEVERITY", default_value = "info", value_parser = severity)]
     at_least: Severity,
 }
@@ -85,7 +88,7 @@ impl Doctor {
                 "findings": report.findings,
                 "unchecked": report.unchecked,
                 "missing": now.tree.missing,
-                "notes": now.tree.notes,
+                "notes": notes(&now).collect::<Vec<_>>(),
             });
             println!("{}", serde_json::to_string_pretty(&value).map_err(|e| Failure::Run(e.to_string()))?);
         } else if self.fix_script {
@@ -121,9 +124,26 @@ fn text(report: &Report, now: &Moment) -> String {
     let count = |severity| report.findings.iter().filter(|f| f.severity == severity).count();
     let (errors, warnings, infos) = (count(Severity::Error), count(Severity::Warning), count(Severity::Info));
     let functions = now.tree.functions.len();
-    let notes = if now.tree.notes.is_empty() { String::new() } else { format!(", {} notes (see --json)", now.tree.notes.len()) };
-    out.push_str(&format!("{functions} functions looked at: {errors} errors, {warnings} warnings, {infos} remarks{notes}.\n"));
+    let notes: Vec<&Note> = notes(now).collect();
+    if !notes.is_empty() {
+        out.push_str("Notes about what could not be read or made no sense:\n");
+        for note in notes.iter().take(SHOWN_NOTES) {
+            out.push_str(&format!("  /{}: {}\n", note.path, note.problem));
+        }
+        if notes.len() > SHOWN_NOTES {
+            out.push_str(&format!("  … and {} more (--json shows all)\n", notes.len() - SHOWN_NOTES));
+        }
+        out.push('\n');
+    }
+    let count_of_notes = if notes.is_empty() { String::new() } else { format!(", {} notes", notes.len()) };
+    out.push_str(&format!(
+        "{functions} functions looked at: {errors} errors, {warnings} warnings, {infos} remarks{count_of_notes}.\n"
+    ));
     out
+}
+
+fn notes(now: &Moment) -> impl Iterator<Item = &Note> {
+    now.tree.notes.iter().chain(&now.host.notes)
 }
 
 fn one(finding: &Finding) -> String {

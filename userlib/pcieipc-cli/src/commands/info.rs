@@ -5,14 +5,17 @@ use comfy_table::{Table, presets};
 use pcieipc::{
     abi,
     device::{EndpointInfo, Iommu, Limits, NODE},
+    topology::{Function, Host, LinkState, Topology},
 };
 use serde_json::{Value, json};
 
-use crate::{failure::Failure, module};
+use crate::{failure::Failure, host_source::HostSource, module};
 
 /// Show the module, its ABI version and limits, and the endpoints with their states
 #[derive(Debug, clap::Args)]
 pub struct Info {
+    #[command(flatten)]
+    source: HostSource,
     /// One JSON object on standard output instead of text
     #[arg(long)]
     pub json: bool,
@@ -29,6 +32,9 @@ const CAPABILITIES: [(u32, &str); 6] = [
 
 impl Info {
     pub fn run(self) -> Result<(), Failure> {
+        if !self.source.is_live() {
+            return self.saved();
+        }
         let node = module::open().map_err(|obstacle| Failure::Run(obstacle.to_string()))?;
         let endpoints = module::endpoints(&node).map_err(|error| Failure::Run(error.to_string()))?;
         let (limits, version) = (node.limits(), module::version());
@@ -38,6 +44,70 @@ impl Info {
         } else {
             print!("{}", text(limits, version, &endpoints));
         }
+        Ok(())
+    }
+}
+
+/// What only the running module could say.
+const UNSAVED: &str = "states, lives, sessions, counts and limits: only the running module knows them";
+
+impl Info {
+    /// What a saved host says of the module and of the functions that it drives.
+    fn saved(&self) -> Result<(), Failure> {
+        let source = self.source.open()?;
+        let (tree, host) = (Topology::read(source.as_ref()), Host::read(source.as_ref()));
+        let answer = host.facts.as_ref().and_then(|f| f.module.clone());
+        let endpoints: Vec<(usize, &Function)> =
+            tree.functions.iter().enumerate().filter(|(_, f)| f.driver.as_deref() == Some("pcieipc")).collect();
+        let link = |index: usize| tree.hop(index).map_or((None, None), |hop| (hop.now, hop.best));
+        if self.json {
+            let state = |s: Option<LinkState>| s.map(|s| json!({ "speed": s.speed.generation(), "width": s.width }));
+            let endpoints: Vec<Value> = endpoints
+                .iter()
+                .map(|(index, f)| {
+                    let (now, best) = link(*index);
+                    json!({
+                        "address": f.address, "vendor": f.identity.vendor, "device": f.identity.device, "numa_node": f.numa_node,
+                        "iommu": tree.iommu_mode(f), "iommu_group": f.iommu_group, "vectors": f.capabilities.msix_vectors,
+                        "link": state(now), "link_max": state(best),
+                    })
+                })
+                .collect();
+            let module = json!({
+                "loaded": host.module.loaded, "version": host.module.version, "abi": answer.as_ref().map(|a| a.abi),
+                "abi_oldest": answer.as_ref().map(|a| a.abi_oldest), "library_abi": abi::PCIEIPC_ABI_VERSION,
+            });
+            println!("{}", json!({ "ok": true, "module": module, "endpoints": endpoints, "missing": [UNSAVED] }));
+            return Ok(());
+        }
+        match (host.module.loaded, &answer) {
+            (false, _) => println!("module not loaded when the snapshot was taken"),
+            (true, None) => {
+                println!("module {}, its ABI was not asked", host.module.version.as_deref().unwrap_or("of unknown version"))
+            }
+            (true, Some(a)) => println!(
+                "module {}, ABI {} (accepts {} and newer; this command speaks {})",
+                host.module.version.as_deref().unwrap_or("of unknown version"),
+                a.abi,
+                a.abi_oldest,
+                abi::PCIEIPC_ABI_VERSION
+            ),
+        }
+        if endpoints.is_empty() {
+            println!("no endpoint: no function was bound to the driver pcieipc");
+        }
+        for (index, function) in endpoints {
+            let (now, best) = link(index);
+            let state = |s: Option<LinkState>| s.map_or("unknown".to_owned(), |s| s.to_string());
+            println!(
+                "{}, link {} of {}, IOMMU {}",
+                function.label(),
+                state(now),
+                state(best),
+                tree.iommu_mode(function).unwrap_or("none")
+            );
+        }
+        eprintln!("not known from this source: {UNSAVED}");
         Ok(())
     }
 }

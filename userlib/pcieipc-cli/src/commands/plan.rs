@@ -4,9 +4,15 @@
 use pcieipc::{
     plan::{self, Algorithm, Collective, Plan as RankPlan, Shape, Source, Target, Tree},
     reduce::Kind,
+    topology::Address,
 };
 
-use crate::{bench::steps, commands::bench::bytes, failure::Failure};
+use crate::{
+    bench::steps,
+    commands::bench::bytes,
+    failure::Failure,
+    host_source::{HostSource, place},
+};
 
 /// Print the plan of a collective, rank by rank, and check it
 #[derive(Debug, clap::Args)]
@@ -32,6 +38,12 @@ pub struct Plan {
     /// Which ranks are near each other, such as '((0 1 2) (3 4 5))'; two halves if left out
     #[arg(long)]
     tree: Option<Tree>,
+    /// In place of --tree: the PCI address of each rank's endpoint; its place in the host's tree is looked up. With --snapshot and without
+    /// this, the host's first accelerators
+    #[arg(long, value_name = "ADDRESS,...", value_delimiter = ',', conflicts_with = "tree")]
+    endpoints: Vec<Address>,
+    #[command(flatten)]
+    source: HostSource,
     /// The root of a reduce or broadcast
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     root: u8,
@@ -46,8 +58,17 @@ pub struct Plan {
 impl Plan {
     pub fn run(self) -> Result<(), Failure> {
         let (ranks, size) = (usize::from(self.ranks), self.kind.size());
+        if self.tree.is_some() && !self.source.is_live() {
+            return Err(Failure::Use("--tree and --snapshot both say which ranks are near each other; give one of them".into()));
+        }
+        if !self.endpoints.is_empty() && self.endpoints.len() != ranks {
+            return Err(Failure::Use(format!("{} endpoints for {ranks} ranks; name one a rank", self.endpoints.len())));
+        }
         let tree = match &self.tree {
             Some(tree) => tree.clone(),
+            None if !self.endpoints.is_empty() || !self.source.is_live() => {
+                place(self.source.open()?.as_ref(), &self.endpoints, ranks)?.tree
+            }
             None if ranks > 2 => Tree::groups(&[ranks.div_ceil(2), ranks / 2]),
             None => Tree::flat(ranks),
         };

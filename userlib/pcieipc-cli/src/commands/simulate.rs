@@ -5,13 +5,16 @@ use std::path::PathBuf;
 
 use pcieipc::{
     plan::{Algorithm, Collective},
-    sim::{self, BUILT_IN, Machine},
+    sim::{self, BUILT_IN, Machine, Processes},
+    topology::{Address, Topology},
 };
 
 use crate::{
     bench::picture::{self, Line},
     commands::bench::bytes,
     failure::Failure,
+    host_source::{HostSource, place},
+    ranks::Mover,
 };
 
 /// Predict how long all-reduce takes on a machine one does not have
@@ -20,6 +23,18 @@ pub struct Simulate {
     /// A machine file, or one that comes with the library; left out, those are listed
     #[arg(long, value_name = "NAME|FILE.json")]
     machine: Option<String>,
+    /// In place of --machine: this host's tree, or with --snapshot a saved one's, and ranks on these functions. With --snapshot and without
+    /// this, on its first accelerators
+    #[arg(long, value_name = "ADDRESS,...", value_delimiter = ',', conflicts_with = "machine")]
+    endpoints: Vec<Address>,
+    /// How many ranks on the accelerators of a saved host; all of them, at most 16, if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    ranks: Option<u8>,
+    /// Who carries records between endpoints
+    #[arg(long, value_enum, default_value_t = Mover::Engine)]
+    mover: Mover,
+    #[command(flatten)]
+    source: HostSource,
     /// all-reduce, reduce-scatter, all-gather, reduce, broadcast or all-to-all
     #[arg(long, default_value_t = Collective::AllReduce)]
     collective: Collective,
@@ -45,6 +60,10 @@ type Row = (usize, f64, String);
 
 impl Simulate {
     pub fn run(self) -> Result<(), Failure> {
+        if let Some(machine) = self.of_host()? {
+            let name = self.source.snapshot.as_ref().map_or("this host".to_owned(), |p| p.display().to_string());
+            return self.predict(&machine, &name);
+        }
         let Some(name) = &self.machine else {
             for (name, _) in BUILT_IN {
                 let machine = sim::built_in(name).map_err(|e| Failure::Run(e.to_string()))?;
@@ -59,13 +78,51 @@ impl Simulate {
             })?),
         }
         .map_err(|e| Failure::Use(format!("{name}: {e}")))?;
+        self.predict(&machine, name)
+    }
+
+    /// A machine of a host's tree. A tree says nothing of processors and memory, so these are round numbers.
+    fn of_host(&self) -> Result<Option<Machine>, Failure> {
+        const ROUND: Processes = Processes { step_us: 1.0, hop_us: 0.5, gbps: 10.0, processors: 16 };
+        if self.endpoints.is_empty() && self.source.is_live() {
+            return Ok(None);
+        }
+        if self.machine.is_some() {
+            return Err(Failure::Use("--machine and --snapshot both say which machine it is; give one of them".into()));
+        }
+        let source = self.source.open()?;
+        let ranks = match (self.endpoints.len(), self.ranks) {
+            (0, Some(ranks)) => usize::from(ranks),
+            (0, None) => Topology::read(source.as_ref()).peers().len().clamp(1, 16),
+            (named, Some(ranks)) if usize::from(ranks) != named => {
+                return Err(Failure::Use(format!("{named} endpoints for {ranks} ranks; name one a rank")));
+            }
+            (named, _) => named,
+        };
+        let placed = place(source.as_ref(), &self.endpoints, ranks)?;
+        let mut machine = Machine::of_processes(&placed.tree, ROUND).map_err(|e| Failure::Use(e.to_string()))?;
+        if self.mover == Mover::Engine {
+            machine = machine.over(&placed.ways);
+        }
+        let endpoints: Vec<String> = placed.endpoints.iter().map(Address::to_string).collect();
+        machine.description = format!(
+            "{}; links of the tree, and round numbers for processors (a step {} us, a hop {} us, {} GB/s)",
+            endpoints.join(", "),
+            ROUND.step_us,
+            ROUND.hop_us,
+            ROUND.gbps
+        );
+        Ok(Some(machine))
+    }
+
+    fn predict(&self, machine: &Machine, name: &str) -> Result<(), Failure> {
         let sizes: Vec<usize> =
             std::iter::successors(Some(self.min), |s| s.checked_mul(4)).take_while(|s| *s <= self.max).collect();
         let mut lines: Vec<(Algorithm, Vec<Row>)> = Vec::new();
         for algorithm in Algorithm::ALL.into_iter().filter(|a| *a != Algorithm::Direct) {
             let mut row = Vec::new();
             for &size in &sizes {
-                let Some(p) = sim::predict(&machine, self.collective, algorithm, size, self.element.into()) else { continue };
+                let Some(p) = sim::predict(machine, self.collective, algorithm, size, self.element.into()) else { continue };
                 let busiest = p.busiest.map_or(String::new(), |(link, part)| format!("{link} ({:.0} %)", part * 100.0));
                 row.push((size, p.us, busiest));
             }

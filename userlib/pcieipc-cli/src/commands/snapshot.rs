@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `pcieipc snapshot`: all that a host says, in one file.
 
-use std::{fs::File, io::BufWriter, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    fs::Permissions,
+    io::{self, BufWriter},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
-use pcieipc::topology::{CaptureOptions, Live, capture};
+use pcieipc::topology::{Archive, CaptureOptions, Live, capture};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, with_remedy};
 
 /// Save all that this host says about its PCIe tree into one file, without secrets or serial numbers
 #[derive(clap::Args)]
@@ -40,9 +47,7 @@ impl Snapshot {
             std::thread::sleep(Duration::from_secs_f64(self.sample));
             archive.add_second_look(&capture(&Live::at(&self.root), options), self.sample);
         }
-        let failed = |e: std::io::Error| Failure::Run(format!("{}: {e}", self.file.display()));
-        let file = File::create(&self.file).map_err(failed)?;
-        archive.write(BufWriter::new(file)).map_err(failed)?;
+        self.write(&archive).map_err(|e| Failure::Run(format!("{}: {}", self.file.display(), with_remedy(&e))))?;
         if self.json {
             let saved = serde_json::json!({ "ok": true, "file": self.file, "files": archive.entries().count() });
             println!("{saved}");
@@ -51,4 +56,30 @@ impl Snapshot {
         eprintln!("{}: {} files; look inside with `tar tzf` before you send it", self.file.display(), archive.entries().count());
         Ok(ExitCode::SUCCESS)
     }
+
+    /// Whole or not at all: an older snapshot of this name stays until the new one is complete. With serial numbers in it, it is for its owner
+    /// alone.
+    fn write(&self, archive: &Archive) -> io::Result<()> {
+        let folder = self.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // What is no ordinary file (a pipe, /dev/stdout) is written as it is.
+        if self.file.metadata().is_ok_and(|m| !m.is_file()) {
+            return archive.write(BufWriter::new(std::fs::File::create(&self.file)?));
+        }
+        let file = tempfile::Builder::new().prefix(".pcieipc-").suffix(".partial").tempfile_in(folder)?;
+        archive.write(BufWriter::new(file.as_file()))?;
+        if !self.serials {
+            // What any other file would have.
+            file.as_file().set_permissions(Permissions::from_mode(0o666 & !mask()?))?;
+        }
+        file.as_file().sync_all()?;
+        file.persist(&self.file).map_err(|e| e.error)?;
+        Ok(())
+    }
+}
+
+/// The mask that new files of this process are made with; the kernel shows it, and asking for it in the old way would change it.
+fn mask() -> io::Result<u32> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|l| l.strip_prefix("Umask:")).and_then(|m| u32::from_str_radix(m.trim(), 8).ok());
+    Ok(mask.unwrap_or(0o022))
 }

@@ -12,6 +12,11 @@ use crate::{
 };
 use pcieipc::topology::{Host, Topology, nccl_xml};
 
+/// Notes that are listed beside a drawing.
+const SHOWN_NOTES: usize = 10;
+/// A matrix of more cards is no use to anybody, and grows with their square.
+const MOST_COMPARED: usize = 512;
+
 /// Draw the PCIe tree: switches, cards, links, distances
 #[derive(clap::Args)]
 pub struct Topo {
@@ -53,23 +58,33 @@ impl Topo {
         let format = if self.json { Format::Json } else { self.format };
         match format {
             Format::Text => print!("{}", text::draw(&tree, self.all)),
+            Format::Matrix | Format::Paths if matrix::members(&tree).len() > MOST_COMPARED => {
+                let members = matrix::members(&tree).len();
+                return Err(Failure::Use(format!(
+                    "{members} accelerators and network adapters: the matrix and the paths compare at most {MOST_COMPARED}; take --json"
+                )));
+            }
             Format::Matrix => print!("{}", matrix::draw(&tree)),
             Format::Paths => print!("{}", matrix::paths(&tree)),
             Format::Svg => {
                 let host = Host::read(source.as_ref());
                 let title =
                     if host.machine.is_empty() { "PCIe tree".to_owned() } else { format!("PCIe tree of {}", host.machine) };
-                println!("{}", svg::draw(&tree, &title, &|i| self.all || text::worth_showing(&tree, i)));
+                println!("{}", svg::draw(&tree, &title, &text::shown(&tree, self.all)));
             }
-            Format::Dot => print!("{}", dot::draw(&tree, &|i| self.all || text::worth_showing(&tree, i))),
+            Format::Dot => print!("{}", dot::draw(&tree, &text::shown(&tree, self.all))),
             Format::Nccl => {
                 let host = Host::read(source.as_ref());
                 println!("{}", nccl_xml(&tree, &host).map_err(|e| Failure::Run(e.to_string()))?);
             }
             Format::Json => println!("{}", serde_json::to_string_pretty(&tree).map_err(|e| Failure::Run(e.to_string()))?),
         }
-        for missing in tree.missing.iter().filter(|_| format != Format::Json) {
-            eprintln!("not known from this source: {missing}");
+        if format != Format::Json {
+            tree.missing.iter().for_each(|missing| eprintln!("not known from this source: {missing}"));
+            tree.notes.iter().take(SHOWN_NOTES).for_each(|note| eprintln!("note: /{}: {}", note.path, note.problem));
+            if tree.notes.len() > SHOWN_NOTES {
+                eprintln!("note: … and {} more (--json shows all)", tree.notes.len() - SHOWN_NOTES);
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,11 +4,18 @@
 use pcieipc::{
     executor,
     plan::{Collective, Tree},
-    topology::{Address, Live, Topology},
-    tune::{self, Calibration, Choice, Explanation, Tuner},
+    topology::{Address, Live},
+    tune::{self, Calibration, Choice, Explanation, Tuner, Ways},
 };
 
-use crate::{bench::Verdict, commands::bench::bytes, failure::Failure, scratch::Scratch};
+use crate::{
+    bench::Verdict,
+    commands::bench::bytes,
+    failure::Failure,
+    host_source::{HostSource, place},
+    ranks::Mover,
+    scratch::Scratch,
+};
 
 /// Measure this machine (a few seconds, once) and say which size takes which algorithm
 #[derive(Debug, clap::Args)]
@@ -19,6 +26,11 @@ pub struct Tune {
     /// PCI address of each rank's endpoint: the calibration is filed under their place in the tree
     #[arg(long, value_name = "ADDRESS,...", value_delimiter = ',')]
     endpoints: Vec<Address>,
+    /// Who carries the records between these endpoints: engines use the endpoints' links, processors do not
+    #[arg(long, value_enum, default_value_t = Mover::Processor)]
+    mover: Mover,
+    #[command(flatten)]
+    source: HostSource,
     /// all-reduce, reduce or broadcast
     #[arg(long, default_value_t = Collective::AllReduce)]
     collective: Collective,
@@ -52,19 +64,18 @@ impl Tune {
         if ranks > executor::MAX_RANKS {
             return Err(Failure::Use(format!("{ranks} endpoints: a group has 1 to {} ranks", executor::MAX_RANKS)));
         }
-        let tree = if self.endpoints.is_empty() {
-            Tree::flat(ranks)
-        } else {
-            let topology = Topology::read(&Live::default());
-            topology.rank_tree(&self.endpoints).ok_or_else(|| {
-                let lost = self.endpoints.iter().find(|a| topology.position(**a).is_none());
-                Failure::Use(format!(
-                    "there is no function {}; see `pcieipc topo`",
-                    lost.map_or(String::new(), Address::to_string)
-                ))
-            })?
+        let source = self.source.open()?;
+        let placed = match self.endpoints.is_empty() && self.source.is_live() {
+            true if self.mover == Mover::Engine => {
+                return Err(Failure::Use("--mover engine is about the links of endpoints; name them with --endpoints".into()));
+            }
+            true => None,
+            false => Some(place(source.as_ref(), &self.endpoints, ranks)?),
         };
-        let key = tune::key(&Live::default(), &self.endpoints);
+        let tree = placed.as_ref().map_or_else(|| Tree::flat(ranks), |p| p.tree.clone());
+        let ways = placed.as_ref().filter(|_| self.mover == Mover::Engine).map(|p| p.ways.clone());
+        // What is measured is this machine, also where the tree is another host's.
+        let key = tune::key(&Live::default(), if self.source.is_live() { &self.endpoints } else { &[] });
         let before = if self.again { None } else { tune::stored(&key) };
         let calibration = match before {
             Some(found) => found,
@@ -76,7 +87,7 @@ impl Tune {
                 found
             }
         };
-        let tuner = Tuner::new(tree.clone(), ranks, calibration);
+        let tuner = Tuner::new(tree.clone(), ranks, calibration).over(ways.clone());
         let sizes = std::iter::successors(Some(self.min.max(1)), |s| s.checked_mul(2)).take_while(|s| *s <= self.max);
         let options = executor::Options::default();
         let explain = |size| {
@@ -86,7 +97,7 @@ impl Tune {
         let rows: Vec<(usize, Explanation)> = sizes.map(|size| (size, explain(size))).collect();
         let verdict = if self.validate { Some(Verdict::of(self.collective, ranks, &rows)?) } else { None };
         if self.json {
-            let mut report = self.report(&tree, &key, calibration, before.is_some(), &rows);
+            let mut report = self.report(&tree, ways.as_ref(), &key, calibration, before.is_some(), &rows);
             report["validation"] = verdict.as_ref().map_or(serde_json::Value::Null, Verdict::json);
             println!("{report}");
             return Ok(());
@@ -94,6 +105,15 @@ impl Tune {
         let Calibration { step_ns, hop_ns, processors, megabytes } = calibration;
         let rates = tune::CHUNKS.iter().zip(megabytes).map(|(c, m)| format!("{} with {} KiB", gbps(m), c >> 10));
         println!("# {} among {ranks} ranks, tree {tree}", self.collective);
+        if !self.source.is_live() {
+            println!("# the tree is the saved host's, the rates of processors and memory are this machine's");
+        }
+        if let Some(ways) = &ways {
+            for (rank, way) in ways.up.iter().enumerate() {
+                let rates: Vec<String> = way.iter().map(|link| format!("{} GB/s", gbps(ways.links[*link]))).collect();
+                println!("# rank {rank}: links up to the root {}", rates.join(", "));
+            }
+        }
         println!(
             "# {}: a step {step_ns} ns, a hop {hop_ns} ns, {processors} processors; GB/s of records: {}",
             if before.is_some() { "measured earlier (--again measures anew)" } else { "measured now" },
@@ -115,6 +135,7 @@ impl Tune {
     fn report(
         &self,
         tree: &Tree,
+        ways: Option<&Ways>,
         key: &str,
         calibration: Calibration,
         earlier: bool,
@@ -135,7 +156,7 @@ impl Tune {
             })
             .collect();
         serde_json::json!({
-            "ok": true, "collective": self.collective.name(), "tree": tree.to_string(), "key": key, "measured_earlier": earlier,
+            "ok": true, "collective": self.collective.name(), "tree": tree.to_string(), "links": ways, "key": key, "measured_earlier": earlier,
             "calibration": calibration, "rows": rows,
         })
     }

@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    io::{IsTerminal, Write},
+    io::{ErrorKind, IsTerminal, Write},
     path::PathBuf,
     process::ExitCode,
     sync::{
@@ -16,9 +16,10 @@ use std::{
 use crossterm::event::{self, Event as Key, KeyCode, KeyEventKind, KeyModifiers};
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, with_remedy},
     host_source::HostSource,
     live::{Event, Observer, describe, module_view::EndpointView, prometheus, screen},
+    standard_streams,
     topo::text,
 };
 
@@ -84,12 +85,22 @@ impl Watch {
     fn metrics(&self, observer: &Observer) -> Result<(), Failure> {
         let Some(path) = &self.prometheus else { return Ok(()) };
         let tree = observer.follower.tree();
-        prometheus::write(path, observer, &|i| self.all || text::worth_showing(tree, i))
+        prometheus::write(path, observer, &text::shown(tree, self.all))
             .map_err(|e| Failure::Run(format!("{}: {e}", path.display())))
     }
 
     /// Events as lines: JSON where asked for, else words; nothing but metrics where only those were asked for.
     fn lines(&self, observer: &mut Observer, stop: &AtomicBool) -> Result<(), Failure> {
+        match self.log_lines(observer, stop) {
+            // Whoever read has what it wanted.
+            Err(Stopped::Log(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            Err(Stopped::Log(error)) => Err(Failure::Run(format!("writing the log: {}", with_remedy(&error)))),
+            Err(Stopped::Other(failure)) => Err(failure),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn log_lines(&self, observer: &mut Observer, stop: &AtomicBool) -> Result<(), Stopped> {
         let mut log: Option<Box<dyn Write>> = match &self.log {
             Some(path) if path.as_os_str() == "-" => Some(Box::new(std::io::stdout())),
             Some(path) => {
@@ -103,7 +114,7 @@ impl Watch {
             let functions = observer.follower.tree().functions.len();
             let hears = observer.follower.hears_kernel();
             let line = serde_json::json!({ "event": "start", "functions": functions, "hears_kernel": hears, "endpoints": observer.endpoints });
-            writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| Failure::Run(e.to_string()))?;
+            writeln!(out, "{line}").and_then(|()| out.flush())?;
         }
         let mut states = None;
         while !self.over(start, stop) {
@@ -112,7 +123,7 @@ impl Watch {
                 .step(self.interval().min(Duration::from_millis(500)))
                 .map_err(|e| Failure::Run(format!("kernel messages: {e}")))?;
             for event in &events {
-                write_event(log.as_mut(), self.prometheus.is_none(), event).map_err(|e| Failure::Run(e.to_string()))?;
+                write_event(log.as_mut(), self.prometheus.is_none(), event)?;
             }
             let state = |e: &EndpointView| (e.id, e.state.clone(), e.generation, e.attached, e.channels, e.is_busy());
             let now: Vec<_> = observer.endpoints.iter().map(state).collect();
@@ -120,10 +131,17 @@ impl Watch {
             let news = observer.endpoints.iter().any(EndpointView::is_busy) || states.as_ref() != Some(&now);
             if let Some(out) = log.as_mut().filter(|_| news) {
                 let line = serde_json::json!({ "event": "endpoints", "endpoints": observer.endpoints });
-                writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| Failure::Run(e.to_string()))?;
+                writeln!(out, "{line}").and_then(|()| out.flush())?;
             }
             states = Some(now);
             self.metrics(observer)?;
+            // A reader that has left is noticed also where nothing happens.
+            if self.prometheus.is_none()
+                && standard_streams::reader_left()
+                && self.log.as_deref().is_none_or(|p| p.as_os_str() == "-")
+            {
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -171,6 +189,24 @@ impl Watch {
             }
         }
         Ok(())
+    }
+}
+
+/// Why the lines ended before their time.
+enum Stopped {
+    Log(std::io::Error),
+    Other(Failure),
+}
+
+impl From<std::io::Error> for Stopped {
+    fn from(error: std::io::Error) -> Self {
+        Self::Log(error)
+    }
+}
+
+impl From<Failure> for Stopped {
+    fn from(failure: Failure) -> Self {
+        Self::Other(failure)
     }
 }
 

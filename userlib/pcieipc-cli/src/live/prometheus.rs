@@ -12,7 +12,7 @@ use pcieipc::topology::{LinkState, Reach, aer::Severity};
 use super::Observer;
 
 /// Writes the file whole or not at all: the exporter may read at any moment.
-pub fn write(path: &Path, observer: &Observer, shown: &dyn Fn(usize) -> bool) -> io::Result<()> {
+pub fn write(path: &Path, observer: &Observer, shown: &[bool]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(".pcieipc-").suffix(".tmp").tempfile_in(folder)?;
     file.write_all(text(observer, shown).as_bytes())?;
@@ -45,7 +45,7 @@ fn escape(text: &str) -> String {
 }
 
 /// The metrics as text.
-pub fn text(observer: &Observer, shown: &dyn Fn(usize) -> bool) -> String {
+pub fn text(observer: &Observer, shown: &[bool]) -> String {
     let tree = observer.follower.tree();
     let mut info = Family::new("pcieipc_function_info", "gauge", "A PCI function; the value is always 1.");
     let mut reachable =
@@ -65,7 +65,7 @@ pub fn text(observer: &Observer, shown: &dyn Fn(usize) -> bool) -> String {
     );
     let mut best_width = Family::new("pcieipc_link_best_width_lanes", "gauge", "Lanes that both ends have.");
     let mut errors = Family::new("pcieipc_aer_errors_total", "counter", "Errors that the function reported since it appeared.");
-    for (index, function) in tree.functions.iter().enumerate().filter(|(i, _)| shown(*i)) {
+    for (index, function) in tree.functions.iter().enumerate().filter(|(i, _)| shown.get(*i).copied().unwrap_or(false)) {
         let address = function.address.to_string();
         let node = function.numa_node.map_or(String::new(), |n| n.to_string());
         let labels = [

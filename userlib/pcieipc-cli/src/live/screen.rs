@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn metrics_follow_the_conventions_of_prometheus() {
         let observer = observer();
-        let text = prometheus::text(&observer, &|_| true);
+        let text = prometheus::text(&observer, &vec![true; observer.follower.tree().functions.len()]);
         assert!(text.contains("pcieipc_link_width_lanes{address=\"0000:01:00.0\"} 4\n"), "{text}");
         assert!(text.contains("pcieipc_link_best_width_lanes{address=\"0000:01:00.0\"} 16\n"));
         assert!(text.contains("pcieipc_aer_errors_total{address=\"0000:01:00.0\",severity=\"correctable\",kind=\"all\"} 0\n"));

@@ -74,6 +74,9 @@ pub enum Mover {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
+    /// What is predicted to be fastest for this machine and its tree (`pcieipc tune`); small messages in one shot, else two shots, where
+    /// nothing was measured
+    Auto,
     /// Every rank owns a shard: fan out, reduce, broadcast
     TwoShot,
     /// Shards travel around a ring, twice

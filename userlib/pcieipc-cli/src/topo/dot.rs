@@ -8,12 +8,12 @@ use pcieipc::topology::Topology;
 use super::health::Health;
 
 /// Draws host bridges as clusters, links as edges with their state, coloured by health.
-pub fn draw(tree: &Topology, shown: &dyn Fn(usize) -> bool) -> String {
+pub fn draw(tree: &Topology, shown: &[bool]) -> String {
     let mut out = String::from(
         "graph pcie {\n  rankdir=LR;\n  node [shape=box, fontname=\"sans-serif\", fontsize=10];\n  edge [fontname=\"sans-serif\", fontsize=9];\n",
     );
     for root in &tree.roots {
-        if !root.children.iter().any(|c| shown(*c)) {
+        if !root.children.iter().any(|c| shown[*c]) {
             continue;
         }
         let near = root.numa_node.map_or("NUMA node unknown".to_owned(), |n| format!("NUMA node {n}"));
@@ -22,7 +22,7 @@ pub fn draw(tree: &Topology, shown: &dyn Fn(usize) -> bool) -> String {
         let mut stack: Vec<usize> = root.children.iter().rev().copied().collect();
         let mut edges = String::new();
         while let Some(index) = stack.pop() {
-            if !shown(index) {
+            if !shown[index] {
                 continue;
             }
             let function = &tree.functions[index];

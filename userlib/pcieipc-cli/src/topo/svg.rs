@@ -16,19 +16,19 @@ const MARGIN: f64 = 24.0;
 const HEAD: f64 = 64.0;
 
 /// Draws NUMA nodes as fields, host bridges at their top, and below them ports, switches and cards with links coloured by health.
-pub fn draw(tree: &Topology, title: &str, shown: &dyn Fn(usize) -> bool) -> String {
-    let mut picture = Picture { tree, shown, lines: Group::new(), boxes: Group::new(), depth: 0.0 };
+pub fn draw(tree: &Topology, title: &str, shown: &[bool]) -> String {
+    let mut picture = Picture { tree, shown, widths: widths(tree, shown), lines: Group::new(), boxes: Group::new(), depth: 0.0 };
     let mut fields = Group::new();
     let mut x = MARGIN;
     let mut nodes: Vec<Option<u32>> =
-        tree.roots.iter().filter(|r| r.children.iter().any(|c| shown(*c))).map(|r| r.numa_node).collect();
+        tree.roots.iter().filter(|r| r.children.iter().any(|c| shown[*c])).map(|r| r.numa_node).collect();
     nodes.sort_unstable();
     nodes.dedup();
     let mut spans = Vec::new();
     for node in nodes {
         let start = x;
         x += GAP;
-        for root in tree.roots.iter().filter(|r| r.numa_node == node && r.children.iter().any(|c| shown(*c))) {
+        for root in tree.roots.iter().filter(|r| r.numa_node == node && r.children.iter().any(|c| shown[*c])) {
             let width = picture.width_of(&root.children);
             let centre = x + width / 2.0;
             let top = HEAD + 36.0;
@@ -82,7 +82,9 @@ pub fn draw(tree: &Topology, title: &str, shown: &dyn Fn(usize) -> bool) -> Stri
 
 struct Picture<'a> {
     tree: &'a Topology,
-    shown: &'a dyn Fn(usize) -> bool,
+    shown: &'a [bool],
+    /// Of what is below each function, side by side.
+    widths: Vec<f64>,
     lines: Group,
     boxes: Group,
     depth: f64,
@@ -90,20 +92,18 @@ struct Picture<'a> {
 
 impl Picture<'_> {
     fn visible(&self, children: &[usize]) -> Vec<usize> {
-        children.iter().copied().filter(|c| (self.shown)(*c)).collect()
+        children.iter().copied().filter(|c| self.shown[*c]).collect()
     }
 
     fn width_of(&self, children: &[usize]) -> f64 {
-        let visible = self.visible(children);
-        let sum: f64 = visible.iter().map(|c| self.width_of(&self.tree.functions[*c].children).max(CARD.0) + GAP).sum();
-        (sum - GAP).max(0.0)
+        side_by_side(self.visible(children).iter().map(|c| self.widths[*c]))
     }
 
     fn children(&mut self, children: &[usize], left: f64, parent_bottom: f64, parent_centre: f64, depth: u32) {
         let mut x = left;
         for index in self.visible(children) {
             let function = &self.tree.functions[index];
-            let width = self.width_of(&function.children).max(CARD.0);
+            let width = self.widths[index].max(CARD.0);
             let centre = x + width / 2.0;
             let top = HEAD + 36.0 + f64::from(depth) * LEVEL - 28.0;
             self.depth = self.depth.max(f64::from(depth));
@@ -126,7 +126,7 @@ impl Picture<'_> {
             });
             let height = if function.kind.is_bridge() { 44.0 } else { CARD.1 };
             let (fill, stroke) = colours(function.kind);
-            let name = if function.kind.is_bridge() { function.kind.word().to_owned() } else { short(model(&function.name), 22) };
+            let name = if function.kind.is_bridge() { function.kind.word().to_owned() } else { model(&function.name).to_owned() };
             let address = function.address.to_string();
             let third = if function.kind.is_bridge() {
                 String::new()
@@ -142,7 +142,7 @@ impl Picture<'_> {
             let wide = if function.kind == Kind::SwitchUp { width } else { CARD.0 };
             self.node(centre, top, wide, height, &lines, fill, stroke, &tip);
             let below = function.children.clone();
-            let inner = self.width_of(&below);
+            let inner = self.widths[index];
             self.children(&below, centre - inner / 2.0, top + height, centre, depth + 1);
             x += width + GAP;
         }
@@ -157,7 +157,8 @@ impl Picture<'_> {
         let step = 12.5;
         let first = top + height / 2.0 - step * (lines.len() as f64 - 1.0) / 2.0 + 3.5;
         for (at, line) in lines.iter().enumerate() {
-            group = group.add(words(centre, first + step * at as f64, line, if at == 0 { 11.0 } else { 9.5 }, "middle"));
+            let size = if at == 0 { 11.0 } else { 9.5 };
+            group = group.add(words(centre, first + step * at as f64, &fitting(line, size, width - 8.0), size, "middle"));
         }
         self.boxes = std::mem::take(&mut self.boxes).add(group);
     }
@@ -180,8 +181,53 @@ fn model(name: &str) -> &str {
     name.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or(name, |(inside, _)| inside)
 }
 
-fn short(text: &str, most: usize) -> String {
-    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most - 1).chain(['…']).collect() }
+/// As much of a text as fits into a width, with what is cut shown by three dots.
+fn fitting(text: &str, size: f64, width: f64) -> String {
+    if width_of(text, size) <= width {
+        return text.to_owned();
+    }
+    let mut cut = String::new();
+    for c in text.chars() {
+        if width_of(&cut, size) + width_of(&format!("{c}…"), size) > width {
+            break;
+        }
+        cut.push(c);
+    }
+    cut.trim_end().to_owned() + "…"
+}
+
+/// How wide a text is in a sans-serif type, from above: the picture is drawn by whoever looks at it, with whatever type is there.
+fn width_of(text: &str, size: f64) -> f64 {
+    let of = |c: char| match c {
+        'i' | 'j' | 'l' | '.' | ',' | ':' | ';' | '|' | '\'' | '!' => 0.36,
+        'f' | 'r' | 't' | 'I' | ' ' | '(' | ')' | '[' | ']' | '-' | '/' => 0.44,
+        'm' | 'w' | 'M' | 'W' | '…' => 1.0,
+        c if c.is_ascii_uppercase() => 0.76,
+        c if c.is_ascii() => 0.64,
+        _ => 1.0,
+    };
+    text.chars().map(of).sum::<f64>() * size
+}
+
+/// For each function the width of what is shown below it. Children come after their parents by address in no particular order, so the tree is
+/// gone through from its leaves.
+fn widths(tree: &Topology, shown: &[bool]) -> Vec<f64> {
+    let mut widths = vec![0.0; tree.functions.len()];
+    let mut order: Vec<usize> = tree.roots.iter().flat_map(|r| r.children.iter().copied()).collect();
+    let mut at = 0;
+    while let Some(index) = order.get(at).copied() {
+        order.extend(tree.functions[index].children.iter().copied());
+        at += 1;
+    }
+    for index in order.into_iter().rev() {
+        let children = tree.functions[index].children.iter().filter(|c| shown[**c]);
+        widths[index] = side_by_side(children.map(|c| widths[*c]));
+    }
+    widths
+}
+
+fn side_by_side(widths: impl Iterator<Item = f64>) -> f64 {
+    (widths.map(|w| w.max(CARD.0) + GAP).sum::<f64>() - GAP).max(0.0)
 }
 
 fn rectangle(x: f64, y: f64, width: f64, height: f64, fill: &str, stroke: &str, radius: f64) -> Rectangle {
@@ -197,4 +243,17 @@ fn rectangle(x: f64, y: f64, width: f64, height: f64, fill: &str, stroke: &str, 
 
 fn words(x: f64, y: f64, text: &str, size: f64, anchor: &str) -> Text {
     Text::new(text).set("x", x).set("y", y).set("font-size", size).set("text-anchor", anchor).set("fill", "#1c242c")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_is_cut_to_its_box_and_a_short_one_is_whole() {
+        let name = "NVMe SSD Controller PM1733/PM1735 WWWWMMMM";
+        let cut = fitting(name, 11.0, CARD.0 - 8.0);
+        assert!(width_of(&cut, 11.0) <= CARD.0 - 8.0 && cut.ends_with('…') && cut.len() > 12, "{cut}");
+        assert_eq!(fitting("H100", 11.0, CARD.0 - 8.0), "H100");
+    }
 }

@@ -7,13 +7,13 @@ use pcieipc::topology::{Address, Function, Kind, Reach, Topology};
 
 /// Draws host bridges, ports, switches and cards, one a line, with the link above each.
 pub fn draw(tree: &Topology, everything: bool) -> String {
-    let mut drawing = Drawing { tree, everything, out: String::new() };
+    let mut drawing = Drawing { tree, shown: shown(tree, everything), out: String::new() };
     for node in &tree.numa_nodes {
         let socket = node.socket.map_or(String::new(), |s| format!(", socket {s}"));
         let _ = writeln!(drawing.out, "NUMA node {}{socket}: processors {}", node.id, node.cpus);
     }
     for root in &tree.roots {
-        if !everything && !root.children.iter().any(|c| drawing.worth_showing(*c)) {
+        if !everything && !root.children.iter().any(|c| drawing.shown[*c]) {
             continue;
         }
         let near = root.numa_node.map_or("NUMA node unknown".to_owned(), |n| format!("NUMA node {n}"));
@@ -26,32 +26,30 @@ pub fn draw(tree: &Topology, everything: bool) -> String {
     drawing.out
 }
 
-/// Cards, and the bridges that lead to one.
-pub fn worth_showing(tree: &Topology, index: usize) -> bool {
-    let function = &tree.functions[index];
-    if function.reach == Reach::AllOnes || function.capabilities.dpc.is_some_and(|d| d.triggered) {
-        return true;
+/// Which functions a drawing has: all, or cards and the bridges that lead to one.
+pub fn shown(tree: &Topology, everything: bool) -> Vec<bool> {
+    let mut shown = vec![everything; tree.functions.len()];
+    for (index, function) in tree.functions.iter().enumerate() {
+        let in_trouble = function.reach == Reach::AllOnes || function.capabilities.dpc.is_some_and(|d| d.triggered);
+        let card = !matches!(function.kind, Kind::HostBridge | Kind::Other | Kind::Display) && !function.kind.is_bridge();
+        let mut at = Some(index).filter(|_| in_trouble || card);
+        while let Some(up) = at.filter(|i| !shown[*i]) {
+            shown[up] = true;
+            at = tree.functions[up].parent;
+        }
     }
-    match function.kind {
-        Kind::HostBridge | Kind::Other | Kind::Display => false,
-        kind if kind.is_bridge() => function.children.iter().any(|c| worth_showing(tree, *c)),
-        _ => true,
-    }
+    shown
 }
 
 struct Drawing<'a> {
     tree: &'a Topology,
-    everything: bool,
+    shown: Vec<bool>,
     out: String,
 }
 
 impl Drawing<'_> {
-    fn worth_showing(&self, index: usize) -> bool {
-        self.everything || worth_showing(self.tree, index)
-    }
-
     fn children(&mut self, children: &[usize], indent: &str) {
-        let shown: Vec<usize> = children.iter().copied().filter(|c| self.worth_showing(*c)).collect();
+        let shown: Vec<usize> = children.iter().copied().filter(|c| self.shown[*c]).collect();
         for (at, index) in shown.iter().enumerate() {
             let last = at + 1 == shown.len();
             let (branch, below) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
