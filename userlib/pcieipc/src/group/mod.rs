@@ -242,8 +242,7 @@ impl Group {
             Joined::Links(links) => {
                 let executor = Executor::new(links, options.executor.clone())?;
                 let engine = Engine::new(executor, options.helper_thread)?;
-                let mut group =
-                    Self { engine, mesh, members, turn: 0, registered: 0, options, near: None, view: None, ground };
+                let mut group = Self { engine, mesh, members, turn: 0, registered: 0, options, near: None, view: None, ground };
                 group.learn_tree(deadline)?;
                 Ok(group)
             }
