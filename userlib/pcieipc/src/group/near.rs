@@ -134,7 +134,7 @@ impl Group {
 
     /// Links on the way to the endpoints of the present ranks that are slower or narrower than when the present plans were made, each as
     /// `LinkDegraded`. They are warnings: calls go on, and [`Group::replan`] plans for the links as they are.
-    pub fn degraded_links(&self) -> Vec<Error> {
+    pub fn degraded_ways(&self) -> Vec<Error> {
         let Some(near) = self.near.as_ref().filter(|_| self.tree_changed()) else { return Vec::new() };
         let (before, now) = (&near.planned_tree, near.watch.tree());
         let mut found = Vec::new();

@@ -109,7 +109,7 @@ fn a_link_that_loses_lanes_is_a_warning_and_changes_what_all_plan_for() {
     let gate = Barrier::new(4);
     ranks(&FakeKernel::new(4), &changing, Mover::Engine, |mut group| {
         let before = group.view.clone().unwrap();
-        assert!(group.degraded_links().is_empty());
+        assert!(group.degraded_ways().is_empty());
         gate.wait();
         if group.rank() == 0 {
             *changing.0.lock().unwrap() = host(4);
@@ -118,7 +118,7 @@ fn a_link_that_loses_lanes_is_a_warning_and_changes_what_all_plan_for() {
         while !group.tree_changed() && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let warnings = group.degraded_links();
+        let warnings = group.degraded_ways();
         assert!(
             matches!(&warnings[..], [Error::LinkDegraded { peer: 0, before, now, .. }] if before == "16 GT/s x16" && now.starts_with("16 GT/s x4 above 0000:02:00.0")),
             "{warnings:?}"
@@ -126,7 +126,7 @@ fn a_link_that_loses_lanes_is_a_warning_and_changes_what_all_plan_for() {
         // Calls go on with the old plans until all plan anew.
         reduces(&mut group).unwrap();
         assert_eq!(group.replan(PATIENCE).unwrap().unwrap().to_string(), "((0 2) (1 3))");
-        assert!(!group.tree_changed() && group.degraded_links().is_empty());
+        assert!(!group.tree_changed() && group.degraded_ways().is_empty());
         assert_ne!(group.view.clone().unwrap(), before);
         reduces(&mut group).unwrap();
     });
