@@ -166,21 +166,6 @@ int main(void)
 		await_event(a.session, PCIEIPC_EVENT_LINK, -1, 3000, &event) && event.detail[1] == 0x101 && event.detail[0] != 0x101, "a_worse_link_is_an_event");
 	promise(a.status->link == 0x101, "the_status_page_shows_the_link");
 
-	/* A storm. */
-	uint64_t before = a.status->interrupts;
-	double began = now();
-	int stormed = 0;
-
-	for (int i = 0; i < 200 && !stormed; i++) {
-		for (int j = 0; j < 100; j++)
-			ioctl(a.session, PCIEIPC_IOCTL_RING, CALL(pcieipc_ring, .vector = 1));
-		stormed = wait_for(a.session, POLLIN, 0) & POLLIN;
-	}
-	printf("# %llu interrupts in %.3f s\n", (unsigned long long)(a.status->interrupts - before), now() - began);
-	promise(await_event(a.session, PCIEIPC_EVENT_STORM, 1, 3000, &event), "a_storm_masks_its_vector");
-	sleep(2);
-	promise(rings(&a), "after_a_storm_the_vector_works");
-
 	/* The engine. */
 	struct pcieipc_copy copy = { .size = sizeof(copy), .from = b.channel, .to = b.channel, .to_offset = BYTES / 2, .bytes = BYTES / 2, .timeout_ms = 200 };
 	double start = now();

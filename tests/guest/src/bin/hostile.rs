@@ -253,32 +253,6 @@ fn ringing_too_often_is_eagain_and_works_again_soon() {
     other.ring(0).unwrap();
 }
 
-fn a_storm_of_interrupts_is_masked_told_and_over() {
-    let session = Session::nth(0);
-    let (eventfd, calm) = (session.eventfd(5), session.eventfd(4));
-    session.node.events();
-    // A mapped doorbell has no rate limit.
-    let bell = session.node.get(number::DOORBELL_MAP, pcieipc_doorbell { vector: 5, ..Record::new() });
-    let page = session.node.map(bell.map_offset, PAGE, READ_WRITE).unwrap();
-    let mut storms = Vec::new();
-    let told = wait::until(2 * SOON, || {
-        (0..500).for_each(|_| page.store32(bell.page_offset as usize, bell.value as u32));
-        storms.extend(session.node.events().into_iter().filter(|event| event.kind == PCIEIPC_EVENT_STORM));
-        !storms.is_empty()
-    });
-    assert!(told, "{} interrupts and no storm is told", session.info().interrupts);
-    assert_eq!(storms[0].detail[0], 5);
-    session.ring(4).unwrap();
-    assert_eq!(signals(&calm, SOON), 1, "another vector is not concerned");
-    signals(&eventfd, Duration::ZERO);
-    let works = wait::until(SOON, || {
-        session.ring(5).unwrap();
-        signals(&eventfd, Duration::from_millis(500)) > 0
-    });
-    assert!(works, "the vector stays masked");
-    assert_eq!(session.state().0, PCIEIPC_STATE_LIVE);
-}
-
 fn a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal() {
     let session = Session::nth(0);
     let (serial, function) = (session.info().serial, session.function());
@@ -386,7 +360,6 @@ fn main() -> ExitCode {
             a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state,
             two_readers_of_one_session_share_its_events,
             ringing_too_often_is_eagain_and_works_again_soon,
-            a_storm_of_interrupts_is_masked_told_and_over,
             a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal,
             ring_memory_can_be_pinned_as_registration_with_a_gpu_or_a_network_card_does,
             killed_processes_leave_nothing_behind,

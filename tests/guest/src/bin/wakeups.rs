@@ -200,7 +200,7 @@ fn dropped_delayed_and_repeated_doorbells_neither_hang_nor_break_anything() {
     softdev(&json!({"cmd": "drop", "endpoint": endpoint, "count": 1}));
     session.ring(0).unwrap();
     assert_eq!(signals(&eventfd, QUIET), 0);
-    softdev(&json!({"cmd": "delay", "endpoint": endpoint, "count": 1, "ms": 300}));
+    softdev(&json!({"cmd": "delay", "endpoint": endpoint, "count": 1, "ms": 2000}));
     session.ring(0).unwrap();
     assert_eq!(signals(&eventfd, Duration::from_millis(100)), 0);
     assert_eq!(signals(&eventfd, SOON), 1);
