@@ -97,7 +97,7 @@ pub(crate) unsafe fn map(
     new.try_clear_mayexec()?;
     let start = endpoint.doorbell_start as usize + bell.offset;
     let bell = Arc::new(
-        Bell { endpoint: endpoint.clone(), generation, frame: (start >> PAGE_SHIFT) + page, dummy: Pages::uncharged(1, -1)? },
+        Bell { endpoint: endpoint.clone(), generation, frame: (start >> PAGE_SHIFT) + page, dummy: Pages::charged(1, -1)? },
         GFP_KERNEL,
     )?;
     // SAFETY: The VMA is being set up. Nothing is inserted here: only the fault handler, under the gate, may do that, because a

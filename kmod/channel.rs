@@ -6,7 +6,7 @@
 
 use crate::{
     bucket::Bucket, distance, endpoint::Endpoint, eventfd::EventFd, hardware::Source, inline, limits, mapping::Segment,
-    memory::Pages, mmap, window::Window,
+    memory::Pages, mmap, profile::Engine, window::Window,
 };
 use kernel::{
     bindings,
@@ -160,7 +160,8 @@ impl Channel {
 
     /// Pages that its maker is charged for.
     pub(crate) fn charged_bytes(&self) -> u64 {
-        let data = if self.is_device_memory() { 0 } else { self.data.bytes() };
+        // Device memory has a page that takes its place when the device is gone.
+        let data = if self.is_device_memory() { PAGE_SIZE as u64 } else { self.data.bytes() };
         data + self.tail.bytes() + self.head.bytes()
     }
 
@@ -259,7 +260,7 @@ impl Channel {
             // What was stored through a write-combining mapping goes first.
             inline::wmb();
         }
-        self.endpoint.ring(self.vector)
+        self.endpoint.ring(self.vector, self.generation())
     }
 
     /// Maps the data area for another endpoint's engine too.
@@ -270,6 +271,9 @@ impl Channel {
     pub(crate) fn import(&self, endpoint: &Arc<Endpoint>, generation: u64, id: u32) -> Result<u64> {
         let source = match &self.data {
             Data::Device(window) if !Arc::ptr_eq(endpoint, &self.endpoint) => {
+                if endpoint.profile.engine != Engine::Soft {
+                    return Err(EOPNOTSUPP);
+                }
                 distance::check_direct(endpoint, &self.endpoint)?;
                 Source::Peer(Segment { address: window.bus_address(), bytes: window.bytes })
             }

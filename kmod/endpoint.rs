@@ -15,7 +15,7 @@ use crate::{
     link::{self, Link},
     profile::{BellValue, Profile},
     recovery::Brake,
-    registers::Registers,
+    registers::{Registers, Value},
     registry,
     status::Status,
     trace,
@@ -69,6 +69,14 @@ pub(crate) struct Counters {
     pub(crate) dma_bytes: Atomic<u64>,
     /// Correctable errors reported.
     pub(crate) correctable: Atomic<u64>,
+}
+
+/// For whom an interrupt is.
+pub(crate) struct Raised {
+    /// The engine has finished.
+    pub(crate) engine: bool,
+    /// A doorbell was rung.
+    pub(crate) user: bool,
 }
 
 /// See the module's documentation.
@@ -293,21 +301,17 @@ impl Endpoint {
         drop(queue);
     }
 
-    /// Rings doorbell `vector`. The store is posted: it is on its way when this returns.
+    /// Rings doorbell `vector` in `generation`. The store is posted: it is on its way when this returns.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a vector that the endpoint has not, `ENODEV` after unbind.
-    pub(crate) fn ring(&self, vector: u32) -> Result {
+    /// `EINVAL` for a vector that the endpoint has not, and what the endpoint's state says.
+    pub(crate) fn ring(&self, vector: u32, generation: u64) -> Result {
         let index = crate::inline::checked_index(vector, self.vectors.len())?;
         let bell = &self.profile.doorbell;
         let value = self.bell_value(index);
-        let offset = bell.offset_of(index);
-        if bell.width == 8 {
-            self.registers.write64(bell.bar, offset, u64::from(value))?;
-        } else {
-            self.registers.write32(bell.bar, offset, value)?;
-        }
+        let value = if bell.width == 8 { Value::Eight(u64::from(value)) } else { Value::Four(value) };
+        self.registers.write_if(bell.bar, bell.offset_of(index), value, || self.status.check(generation))?;
         self.counters.doorbells.add(1, Relaxed);
         trace::doorbell(self.id, vector);
         Ok(())
@@ -338,15 +342,19 @@ impl Endpoint {
         Ok((address, self.bell_value(index)))
     }
 
-    /// Acknowledges an interrupt at a device that wants it. False when it was not this device's.
-    pub(crate) fn acknowledge(&self) -> bool {
+    /// Acknowledges an interrupt on vector `index` at a device that wants it, and tells for whom it is. In a reset the device is left alone.
+    pub(crate) fn acknowledge(&self, index: usize) -> Raised {
         let Some(acknowledge) = &self.profile.acknowledge else {
-            return true;
+            let engine = self.profile.engine_vector == Some(index as u32);
+            return Raised { engine, user: !engine };
         };
-        match self.registers.read32(acknowledge.bar, acknowledge.status) {
-            Ok(0) | Err(_) => false,
-            Ok(pending) => self.registers.write32(acknowledge.bar, acknowledge.clear, pending).is_ok(),
+        let live = || if self.status.state() == state::LIVE { Ok(()) } else { Err(EIO) };
+        let pending = self.registers.read32_if(acknowledge.bar, acknowledge.status, live).unwrap_or(0);
+        let clear = Value::Four(pending);
+        if pending == 0 || self.registers.write_if(acknowledge.bar, acknowledge.clear, clear, live).is_err() {
+            return Raised { engine: false, user: false };
         }
+        Raised { engine: pending & acknowledge.engine != 0, user: pending & !acknowledge.engine != 0 }
     }
 
     /// The vector with this number, a user's or the engine's.

@@ -5,45 +5,39 @@
 //! The lock of the hardware is held only to start a piece, never while the engine runs, so unbind and error recovery do not
 //! wait for a copy. Whoever takes a ring away stops the engine first.
 
-use crate::{channel::Channel, endpoint::Endpoint, hardware::Hardware, limits, profile::Engine, uapi::state};
-use kernel::{
-    bindings,
-    prelude::*,
-    sync::atomic::Relaxed,
-    time::{delay::fsleep, msecs_to_jiffies, Delta},
-    types::Opaque,
+use crate::{
+    channel::Channel,
+    endpoint::Endpoint,
+    hardware::Hardware,
+    limits,
+    mapping::{Mapping, Segment},
+    profile::Engine,
+    uapi::state,
 };
+use kernel::{bindings, prelude::*, sync::atomic::Relaxed, time::msecs_to_jiffies, types::Opaque};
 
-/// Registers of the soft endpoint's engine, in BAR 0.
-mod soft {
-    pub(super) const BAR: u32 = 0;
-    pub(super) const STATUS: usize = 0x00c;
-    pub(super) const STATUS_BUSY: u32 = 1 << 1;
-    pub(super) const CONTROL: usize = 0x010;
-    pub(super) const CONTROL_ENGINE: u32 = 1 << 0;
-    pub(super) const CONTROL_RESET: u32 = 1 << 1;
-    pub(super) const SRC: usize = 0x100;
-    pub(super) const DST: usize = 0x108;
-    pub(super) const LEN: usize = 0x110;
-    pub(super) const LEN_MAX: u64 = 0x40_0000;
-    pub(super) const FLAGS: usize = 0x114;
-    pub(super) const FLAGS_SRC_OWN: u32 = 1 << 0;
-    pub(super) const FLAGS_DST_OWN: u32 = 1 << 1;
-    pub(super) const FLAGS_RAISE: u32 = 1 << 2;
-    pub(super) const FLAGS_BELL: u32 = 1 << 3;
-    pub(super) const VECTOR: usize = 0x118;
-    pub(super) const START: usize = 0x11c;
-    pub(super) const RESULT: usize = 0x120;
-    pub(super) const RESULT_DONE: u32 = 2;
-    pub(super) const RESULT_ERROR: u32 = 3;
-    pub(super) const ERROR: usize = 0x124;
-    pub(super) const BELL: usize = 0x128;
-    pub(super) const BELL_VALUE: usize = 0x130;
-    pub(super) const STOP: usize = 0x134;
+mod edu;
+mod soft;
+
+/// What an engine says of the order that it was given.
+enum Outcome {
+    Busy,
+    Done,
+    /// With the device's number for the reason.
+    Failed(u32),
+    /// Nothing: its registers read all-ones.
+    Silent,
 }
 
-/// How long a stopped engine may take before it is reset.
-const STOP_MS: i64 = 20;
+/// One order to an engine.
+struct Order<'a> {
+    from: &'a Mapping,
+    to: &'a Mapping,
+    source: Segment,
+    target: Segment,
+    bytes: u64,
+    bell: Option<Bell<'a>>,
+}
 
 /// Who uses the engine; part of `Hardware`.
 pub(crate) struct Use {
@@ -118,10 +112,10 @@ impl Finished {
         unsafe { (&raw mut (*self.completion.get()).done).write_volatile(0) };
     }
 
-    /// Waits until completed, or for about `ms` milliseconds.
-    fn wait(&self, ms: u32) {
+    /// Waits until completed, or for about `ms` milliseconds. False when the process is being killed.
+    fn wait(&self, ms: u32) -> bool {
         // SAFETY: Initialized in `new`.
-        unsafe { bindings::wait_for_completion_timeout(self.completion.get(), msecs_to_jiffies(ms).max(1)) };
+        unsafe { bindings::wait_for_completion_killable_timeout(self.completion.get(), msecs_to_jiffies(ms).max(1)) >= 0 }
     }
 }
 
@@ -167,9 +161,10 @@ pub(crate) struct Request<'a> {
 /// # Errors
 ///
 /// `EOPNOTSUPP` without an engine, `EBUSY` when it copies already, `ENOENT` when a ring is not there (any more),
-/// `ETIMEDOUT`, `EREMOTEIO` when the engine reports an error, and what the endpoint's state says.
+/// `ETIMEDOUT`, `EREMOTEIO` when the engine reports an error, `EINTR` when the process is killed, and what the endpoint's
+/// state says.
 pub(crate) fn copy(endpoint: &Endpoint, request: &Request<'_>) -> Result {
-    if endpoint.profile.engine != Engine::Soft {
+    if endpoint.profile.engine == Engine::None {
         return Err(EOPNOTSUPP);
     }
     {
@@ -188,10 +183,21 @@ pub(crate) fn copy(endpoint: &Endpoint, request: &Request<'_>) -> Result {
 
 fn copy_pieces(endpoint: &Endpoint, request: &Request<'_>) -> Result {
     let deadline = now_ms() + u64::from(request.timeout_ms);
+    let steps = match endpoint.profile.engine {
+        Engine::Edu => edu::STEPS,
+        Engine::Soft | Engine::None => 1,
+    };
     let mut done = 0;
     while done < request.bytes {
-        let bytes = start_piece(endpoint, request, done)?;
-        wait_piece(endpoint, request, deadline)?;
+        // Pieces whose interrupts are lost take a moment each, so the time is looked at before each, too.
+        if done > 0 && now_ms() > deadline {
+            return Err(ETIMEDOUT);
+        }
+        let mut bytes = 0;
+        for step in 0..steps {
+            bytes = start_piece(endpoint, request, done, step)?;
+            wait_piece(endpoint, request, deadline)?;
+        }
         done += bytes;
         endpoint.counters.dma_bytes.add(bytes, Relaxed);
     }
@@ -199,40 +205,30 @@ fn copy_pieces(endpoint: &Endpoint, request: &Request<'_>) -> Result {
 }
 
 /// Starts the largest contiguous piece after the first `done` bytes; returns its length.
-fn start_piece(endpoint: &Endpoint, request: &Request<'_>, done: u64) -> Result<u64> {
+fn start_piece(endpoint: &Endpoint, request: &Request<'_>, done: u64, step: u32) -> Result<u64> {
     let hardware = endpoint.hardware.lock();
     check(endpoint, &hardware, request)?;
-    let source = hardware.mapping(request.from.key).ok_or(ENOENT)?;
-    let target = hardware.mapping(request.to.key).ok_or(ENOENT)?;
-    let from = source.locate(request.from.offset + done).ok_or(EINVAL)?;
-    let to = target.locate(request.to.offset + done).ok_or(EINVAL)?;
-    let bytes = (request.bytes - done).min(from.bytes).min(to.bytes).min(soft::LEN_MAX);
-    let registers = &endpoint.registers;
-    registers.write64(soft::BAR, soft::SRC, from.address)?;
-    registers.write64(soft::BAR, soft::DST, to.address)?;
-    registers.write32(soft::BAR, soft::LEN, bytes as u32)?;
-    let mut flags = 0;
-    if source.own_memory {
-        flags |= soft::FLAGS_SRC_OWN;
-    }
-    if target.own_memory {
-        flags |= soft::FLAGS_DST_OWN;
-    }
-    if let Some(vector) = endpoint.profile.engine_vector {
-        registers.write32(soft::BAR, soft::VECTOR, vector)?;
-        flags |= soft::FLAGS_RAISE;
-    }
-    if let Some(bell) = request.bell.filter(|_| done + bytes == request.bytes) {
+    let from = hardware.mapping(request.from.key).ok_or(ENOENT)?;
+    let to = hardware.mapping(request.to.key).ok_or(ENOENT)?;
+    let source = from.locate(request.from.offset + done).ok_or(EINVAL)?;
+    let target = to.locate(request.to.offset + done).ok_or(EINVAL)?;
+    let largest = match endpoint.profile.engine {
+        Engine::Edu => edu::LARGEST,
+        Engine::Soft | Engine::None => soft::LARGEST,
+    };
+    let bytes = (request.bytes - done).min(source.bytes).min(target.bytes).min(largest);
+    let bell = request.bell.filter(|_| done + bytes == request.bytes);
+    if let Some(bell) = &bell {
         // The reader's endpoint says that it is gone before it stops the engines that ring it, under this lock. So either it is
         // seen here, or the copy that starts here is stopped.
         bell.channel.check()?;
-        registers.write64(soft::BAR, soft::BELL, bell.address)?;
-        registers.write32(soft::BAR, soft::BELL_VALUE, bell.value)?;
-        flags |= soft::FLAGS_BELL;
     }
-    registers.write32(soft::BAR, soft::FLAGS, flags)?;
     endpoint.finished.forget();
-    registers.write32(soft::BAR, soft::START, 1)?;
+    let order = Order { from, to, source, target, bytes, bell };
+    match endpoint.profile.engine {
+        Engine::Edu => edu::start(endpoint, &order, step)?,
+        Engine::Soft | Engine::None => soft::start(endpoint, &order)?,
+    }
     Ok(bytes)
 }
 
@@ -247,79 +243,79 @@ fn check(endpoint: &Endpoint, hardware: &Hardware, request: &Request<'_>) -> Res
 fn wait_piece(endpoint: &Endpoint, request: &Request<'_>, deadline: u64) -> Result {
     loop {
         // The interrupt is a hint that makes it quick; the register is what counts, and an interrupt may be lost.
-        endpoint.finished.wait(4);
-        {
-            let hardware = endpoint.hardware.lock();
-            check(endpoint, &hardware, request)?;
-        }
-        match endpoint.registers.read32(soft::BAR, soft::RESULT)? {
-            soft::RESULT_DONE => return Ok(()),
-            soft::RESULT_ERROR => {
-                let why = endpoint.registers.read32(soft::BAR, soft::ERROR)?;
+        let killed = !endpoint.finished.wait(4);
+        // A reset that begins waits for the lock, so the registers are not touched in it.
+        let mut hardware = endpoint.hardware.lock();
+        check(endpoint, &hardware, request)?;
+        match outcome(endpoint)? {
+            Outcome::Done if killed => return Err(EINTR),
+            Outcome::Done => return Ok(()),
+            Outcome::Failed(why) => {
                 limits::say(|| dev_info!(endpoint.pdev, "the engine reports error {why}\n"));
                 return Err(EREMOTEIO);
             }
-            u32::MAX => {
-                let mut hardware = endpoint.hardware.lock();
+            Outcome::Silent => {
                 endpoint.is_present(&mut hardware);
                 check(endpoint, &hardware, request)?;
             }
-            _ => {}
+            Outcome::Busy => {}
         }
-        if now_ms() > deadline {
-            let hardware = endpoint.hardware.lock();
-            check(endpoint, &hardware, request)?;
+        if killed || now_ms() > deadline {
             stop(endpoint);
             // A reset forgets the ring table.
             reset(endpoint, &hardware)?;
-            return Err(ETIMEDOUT);
+            return Err(if killed { EINTR } else { ETIMEDOUT });
         }
     }
 }
 
-/// Stops the engine and waits, some milliseconds at most, until it does not touch memory any more. An engine that does not
-/// stop loses the bus; then the result is false, and [`reset`] gives the bus back when its rings are safe.
+fn outcome(endpoint: &Endpoint) -> Result<Outcome> {
+    match endpoint.profile.engine {
+        Engine::Edu => edu::outcome(endpoint),
+        Engine::Soft | Engine::None => soft::outcome(endpoint),
+    }
+}
+
+/// Stops the engine and waits, for as long as its kind takes at most, until it does not touch memory any more. An engine that
+/// does not stop loses the bus; then the result is false, and [`reset`] gives the bus back when its rings are safe.
 pub(crate) fn stop(endpoint: &Endpoint) -> bool {
-    if endpoint.profile.engine != Engine::Soft || endpoint.registers.write32(soft::BAR, soft::STOP, 1).is_err() {
-        return true;
-    }
-    for _ in 0..STOP_MS {
-        match endpoint.registers.read32(soft::BAR, soft::STATUS) {
-            Ok(status) if status & soft::STATUS_BUSY != 0 => fsleep(Delta::from_millis(1)),
-            _ => return true,
+    let stopped = match endpoint.profile.engine {
+        Engine::None => true,
+        Engine::Soft => soft::stop(endpoint),
+        Engine::Edu => edu::stop(endpoint),
+    };
+    if !stopped {
+        if endpoint.status.state() == state::LIVE {
+            dev_warn!(endpoint.pdev, "the engine does not stop; taken off the bus\n");
         }
+        endpoint.silence();
     }
-    if endpoint.status.state() == state::LIVE {
-        dev_warn!(endpoint.pdev, "the engine does not stop; taken off the bus\n");
-    }
-    endpoint.silence();
-    false
+    stopped
 }
 
 /// Resets ring table and engine, and tells the endpoint its rings again.
 ///
 /// # Errors
 ///
-/// `ENODEV` after unbind.
+/// As [`restart`]; the endpoint stays off the bus then.
 pub(crate) fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
     restart(endpoint)?;
     endpoint.unsilence();
     endpoint.program_all(hardware)
 }
 
-/// Makes the engine forget its orders and the ring table, and lets it take new ones. The read at the end makes sure that it
-/// has, because the caller gives it the bus next.
+/// Makes the engine forget its orders and the ring table, and lets it take new ones. When this has returned it has, because the
+/// caller gives it the bus next.
 ///
 /// # Errors
 ///
-/// `ENODEV` after unbind.
+/// `ENODEV` after unbind, `EIO` when it does not forget.
 pub(crate) fn restart(endpoint: &Endpoint) -> Result {
-    if endpoint.profile.engine == Engine::Soft {
-        endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_RESET)?;
-        endpoint.registers.read32(soft::BAR, soft::STATUS)?;
-        endpoint.registers.write32(soft::BAR, soft::CONTROL, soft::CONTROL_ENGINE)?;
+    match endpoint.profile.engine {
+        Engine::None => Ok(()),
+        Engine::Soft => soft::restart(endpoint),
+        Engine::Edu => edu::restart(endpoint),
     }
-    Ok(())
 }
 
 fn now_ms() -> u64 {

@@ -78,6 +78,8 @@ pub(crate) enum Engine {
     None,
     /// That of the soft endpoint, in BAR 0.
     Soft,
+    /// That of `edu`, in BAR 0.
+    Edu,
 }
 
 /// An interrupt has to be acknowledged at the device.
@@ -89,6 +91,8 @@ pub(crate) struct Acknowledge {
     pub(crate) status: usize,
     /// 4 bytes: write it back here.
     pub(crate) clear: usize,
+    /// Bits that say that the engine has finished.
+    pub(crate) engine: u32,
 }
 
 /// How the module recognises that the device is the one that the profile means.
@@ -183,8 +187,8 @@ impl Profile {
         dma_bits: 64,
     };
 
-    /// QEMU's `edu`: one interrupt, which has to be acknowledged, raised by a register. Its engine reaches only its own
-    /// buffer, so it does not copy between rings.
+    /// QEMU's `edu`: one interrupt, which has to be acknowledged, raised by a register or by the
+    /// engine.
     pub(crate) const EDU: Self = Self {
         name: name("edu"),
         signature: Some(Signature { bar: 0, offset: 0, mask: 0xffff, value: 0x00ed }),
@@ -192,8 +196,8 @@ impl Profile {
         vectors: 1,
         engine_vector: None,
         rings: None,
-        engine: Engine::None,
-        acknowledge: Some(Acknowledge { bar: 0, status: 0x24, clear: 0x64 }),
+        engine: Engine::Edu,
+        acknowledge: Some(Acknowledge { bar: 0, status: 0x24, clear: 0x64, engine: 0x100 }),
         memory_bar: None,
         user_dma: false,
         dma_bits: 28,
@@ -217,7 +221,7 @@ impl Profile {
             registers[1] = Some((acknowledge.bar, acknowledge.status, acknowledge.status + 4));
             registers[2] = Some((acknowledge.bar, acknowledge.clear, acknowledge.clear + 4));
         }
-        if self.engine == Engine::Soft {
+        if self.engine != Engine::None {
             registers[3] = Some((0, 0, PAGE_SIZE));
         }
         let pages = bell.offset..last.next_multiple_of(PAGE_SIZE);

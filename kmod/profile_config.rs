@@ -268,7 +268,12 @@ fn acknowledge(values: &[u64; COUNT]) -> Result<Option<Acknowledge>> {
     let Some(number) = optional(values[at::ack_bar]) else {
         return Ok(None);
     };
-    Ok(Some(Acknowledge { bar: bar(number)?, status: offset(values[at::ack_status])?, clear: offset(values[at::ack_clear])? }))
+    Ok(Some(Acknowledge {
+        bar: bar(number)?,
+        status: offset(values[at::ack_status])?,
+        clear: offset(values[at::ack_clear])?,
+        engine: 0,
+    }))
 }
 
 fn parse(text: &[u8]) -> Result<u64> {

@@ -85,6 +85,9 @@ impl Endpoint {
         let generation = self.status.generation();
         if self.status.state() == state::LIVE {
             self.change(&mut hardware, state::RECOVERING, generation);
+            // Whoever saw the old state without the lock, a doorbell or an interrupt, has made its access when this returns.
+            // SAFETY: Called from callbacks that may sleep, under no RCU read lock.
+            unsafe { bindings::synchronize_rcu() };
         }
         if hardware.engine.is_busy() {
             hardware.engine.abort();
@@ -106,8 +109,12 @@ impl Endpoint {
         // Not every recovery resets the device, and some devices keep their registers over a reset. What they remember is not
         // valid any more: memory of rings that ended meanwhile, and a copy that the error cut off, belong to others by now.
         self.clear_all_slots();
-        // Only fails after unbind, which cannot be.
-        let _ = engine::restart(self);
+        if engine::restart(self).is_err() {
+            // It holds on to an order of its former life, so it does not get the bus.
+            let generation = self.status.generation();
+            self.change(&mut hardware, state::DEAD, generation);
+            return;
+        }
         self.unsilence();
         self.change(&mut hardware, state::LIVE, registry::next_generation());
     }

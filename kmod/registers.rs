@@ -7,6 +7,15 @@ use kernel::{io::Io, pci, prelude::*};
 /// BARs of a function.
 pub(crate) const BARS: usize = 6;
 
+/// What is stored.
+#[derive(Clone, Copy)]
+pub(crate) enum Value {
+    /// 4 bytes.
+    Four(u32),
+    /// 8 bytes.
+    Eight(u64),
+}
+
 /// The mapped BARs of an endpoint. Every access is a single one, under RCU, and fails with `ENODEV` after unbind.
 pub(crate) struct Registers {
     bars: [Option<pci::DevresBar>; BARS],
@@ -43,6 +52,30 @@ impl Registers {
     /// Writes 4 bytes.
     pub(crate) fn write32(&self, bar: u32, offset: usize, value: u32) -> Result {
         self.bar(bar)?.try_access_with(|bar| bar.try_write32(value, offset)).ok_or(ENODEV)?
+    }
+
+    /// Writes 4 bytes, or 8 at once, if `check` allows it. Both happen under one RCU read lock: once `check` fails and a grace
+    /// period has passed, no such access is made.
+    pub(crate) fn write_if(&self, bar: u32, offset: usize, value: Value, check: impl FnOnce() -> Result) -> Result {
+        self.bar(bar)?
+            .try_access_with(|bar| {
+                check()?;
+                match value {
+                    Value::Four(value) => bar.try_write32(value, offset),
+                    Value::Eight(value) => bar.try_write64(value, offset),
+                }
+            })
+            .ok_or(ENODEV)?
+    }
+
+    /// Reads 4 bytes, on the same condition.
+    pub(crate) fn read32_if(&self, bar: u32, offset: usize, check: impl FnOnce() -> Result) -> Result<u32> {
+        self.bar(bar)?
+            .try_access_with(|bar| {
+                check()?;
+                bar.try_read32(offset)
+            })
+            .ok_or(ENODEV)?
     }
 
     /// Writes 8 bytes at once.

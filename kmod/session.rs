@@ -272,9 +272,9 @@ impl Session {
 
     /// RING.
     pub(crate) fn ring(&self, vector: u32) -> Result {
-        let (endpoint, _) = self.usable()?;
+        let (endpoint, generation) = self.usable()?;
         self.bucket.take(limits::doorbells_per_second())?;
-        endpoint.ring(vector)?;
+        endpoint.ring(vector, generation)?;
         self.doorbells.add(1, Relaxed);
         Ok(())
     }

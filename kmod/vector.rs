@@ -116,9 +116,9 @@ impl Vector {
         if limit == 0 {
             return false;
         }
-        // Every 256th interrupt looks at the clock: the window is long against that.
+        // Every 256th interrupt, or less where few are a storm, looks at the clock: the window is long against that.
         let count = self.window_count.fetch_add(1, Relaxed).wrapping_add(1);
-        if count % 256 != 0 {
+        if count % limit.min(256) != 0 {
             return false;
         }
         // SAFETY: Reads the monotonic clock.
@@ -170,14 +170,19 @@ pub(crate) struct Handler {
 impl irq::Handler for Handler {
     fn handle(&self) -> irq::IrqReturn {
         let endpoint = &*self.endpoint;
-        if !endpoint.acknowledge() {
+        let raised = endpoint.acknowledge(self.index);
+        if !raised.engine && !raised.user {
             return irq::IrqReturn::None;
         }
-        if endpoint.profile.engine_vector == Some(self.index as u32) {
+        if raised.engine {
             endpoint.engine_finished();
-        } else {
+        }
+        if raised.user {
             endpoint.status.count_interrupt();
             trace::interrupt(endpoint.id, self.index as u32);
+        } else if endpoint.profile.engine_vector.is_none() {
+            // The engine shares the vector with the doorbell, and it was not the doorbell.
+            return irq::IrqReturn::Handled;
         }
         if let Some(vector) = endpoint.vector(self.index) {
             if vector.fire() {

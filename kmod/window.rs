@@ -45,7 +45,7 @@ impl Window {
     ///
     /// `EOPNOTSUPP` without memory, `ENOSPC` when it is used up, `ENOMEM` without host memory.
     pub(crate) fn new(endpoint: &Arc<Endpoint>, generation: u64, bytes: u64) -> Result<Arc<Self>> {
-        let dummy = Pages::uncharged(1, -1)?;
+        let dummy = Pages::charged(1, -1)?;
         let start = endpoint.take_memory(bytes)?;
         let window = Self { endpoint: endpoint.clone(), start, bytes, generation: Atomic::new(generation), dummy };
         Ok(Arc::new(window, GFP_KERNEL)?)

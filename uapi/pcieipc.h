@@ -354,7 +354,7 @@ struct pcieipc_session_state {
  * With PCIEIPC_CHANNEL_DEVICE_MEMORY the data area is a part of the endpoint's memory BAR, mapped write-combining, for another endpoint's engine
  * to write without passing host memory; head, tail and status stay in host memory. It does not outlive the device: at reset, error, removal and
  * destruction its mappings turn into ordinary pages that nobody reads, and after PCIEIPC_IOCTL_RECOVER they are the device's memory again, with
- * whatever it holds then. get_user_pages() does not work on it. Errors: EOPNOTSUPP no memory BAR; ENOSPC it is used up.
+ * whatever it holds then. get_user_pages() does not work on it. One page is charged for the data area instead of its size. Errors: EOPNOTSUPP no memory BAR; ENOSPC it is used up.
  */
 struct pcieipc_channel_create {
 	__u32 size;
@@ -425,8 +425,8 @@ struct pcieipc_channel_fd {
  * @__reserved: 0
  *
  * Returns when the engine has finished. Errors: ETIMEDOUT (the engine is stopped and reset), EREMOTEIO the engine reported
- * an error, EBUSY the engine copies for another thread of this session. With PCIEIPC_COPY_RING: EOPNOTSUPP where the engine does not reach the
- * reader's doorbell below a common switch.
+ * an error, EBUSY the engine copies for another thread of this session, EINTR the process is being killed (the engine is stopped and reset).
+ * With PCIEIPC_COPY_RING: EOPNOTSUPP where the engine does not reach the reader's doorbell below a common switch.
  */
 struct pcieipc_copy {
 	__u32 size;
@@ -486,7 +486,7 @@ struct pcieipc_ring {
  *
  * Only where the profile keeps doorbells alone on their pages (EOPNOTSUPP otherwise). A mapped doorbell has no rate limit,
  * so the module parameter doorbell_map must allow it (EPERM). At error, reset and removal the mapping turns into an
- * ordinary page that nobody reads.
+ * ordinary page that nobody reads; each mapping is charged one page for it.
  */
 struct pcieipc_doorbell {
 	__u32 size;

@@ -214,6 +214,9 @@ impl Session {
         if call.flags == 0 {
             return Ok(None);
         }
+        if endpoint.profile.engine != Engine::Soft {
+            return Err(EOPNOTSUPP);
+        }
         to.check()?;
         distance::check_direct(endpoint, &to.endpoint)?;
         let (address, value) = to.endpoint.bell_address(to.vector)?;

@@ -29,7 +29,7 @@ int main(void)
 	struct pcieipc_export_info writer = { .size = sizeof(writer) };
 	struct pcieipc_session_state state = { .size = sizeof(state) };
 
-	promise(gives(b, PCIEIPC_IOCTL_STATE, &state, 0) && state.locked_bytes == 4 * 4096, "device_memory_is_not_charged");
+	promise(gives(b, PCIEIPC_IOCTL_STATE, &state, 0) && state.locked_bytes == 6 * 4096, "only_what_is_in_host_memory_is_charged");
 	promise(gives(b, PCIEIPC_IOCTL_CHANNEL_EXPORT, &export, 0) && gives(export.fd, PCIEIPC_IOCTL_EXPORT_INFO, &writer, 0) && writer.data_bytes == BYTES,
 		"such_a_channel_is_exported");
 	volatile uint8_t *data = map(b, BYTES, PROT_READ, create.data_offset);
