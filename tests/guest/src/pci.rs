@@ -21,6 +21,11 @@ impl Function {
         functions.filter(|function| fs::read_to_string(function.device("device")).is_ok_and(|id| id.trim() == "0x7069")).collect()
     }
 
+    /// As sysfs writes it.
+    pub fn address(&self) -> &str {
+        &self.0
+    }
+
     fn device(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/sys/bus/pci/devices/{}/{file}", self.0))
     }

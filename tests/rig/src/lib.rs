@@ -11,6 +11,7 @@ pub mod error;
 pub mod guest;
 pub mod host_link;
 pub mod initramfs;
+pub mod ivshmem;
 pub mod kernel;
 pub mod kernel_log;
 pub mod machine;

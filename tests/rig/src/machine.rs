@@ -6,7 +6,8 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::json;
 
-/// The hardware of a virtual machine. Endpoints are numbered from 0: first those behind switches, then those on root ports.
+/// The hardware of a virtual machine. Endpoints are numbered from 0: first those behind switches, then those on root
+/// ports, then the functions of cards.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Machine {
@@ -20,12 +21,16 @@ pub struct Machine {
     pub ports: u32,
     /// Empty root ports for hot-plug, named `spare0`, `spare1`, …
     pub spare_ports: u32,
+    /// How many functions each card on a root port of its own has, one card an entry; each function is a soft endpoint.
+    pub cards: Vec<u32>,
     /// Speed and width of the links of those root ports, as QEMU's properties.
     pub port_link: String,
     /// Whether an Intel IOMMU translates.
     pub iommu: bool,
     /// Whether hot-plug is native PCIe hot-plug instead of ACPI's.
     pub native_hotplug: bool,
+    /// How many QEMU `ivshmem-doorbell` devices share a memory and ring each other, named `iv0`, `iv1`, …
+    pub ivshmem: u32,
     /// Further `-device` arguments, such as `edu,id=edu0`.
     pub devices: Vec<String>,
     /// Further QEMU arguments.
@@ -43,10 +48,12 @@ impl Default for Machine {
             memory_mib: 2048,
             switches: Vec::new(),
             ports: 0,
+            cards: Vec::new(),
             spare_ports: 0,
             port_link: "x-speed=2_5,x-width=1".into(),
             iommu: false,
             native_hotplug: false,
+            ivshmem: 0,
             devices: Vec::new(),
             qemu: Vec::new(),
             softdev: Vec::new(),
@@ -59,7 +66,7 @@ impl Machine {
     /// How many soft endpoints it has.
     #[must_use]
     pub fn endpoints(&self) -> u32 {
-        self.switches.iter().sum::<u32>() + self.ports
+        self.switches.iter().sum::<u32>() + self.ports + self.cards.iter().sum::<u32>()
     }
 
     /// The kernel's command line. Warnings and worse go to the console as they come; the whole log is fetched at the end.
@@ -115,8 +122,21 @@ impl Machine {
             arguments.endpoint(endpoint, sockets);
             endpoint += 1;
         }
+        for (card, &functions) in self.cards.iter().enumerate() {
+            arguments.device(&format!("pcie-root-port,id=card{card},bus=pcie.0,{},{}", ports.next(), self.port_link));
+            for function in 0..functions {
+                arguments.function(endpoint, card, function, sockets);
+                endpoint += 1;
+            }
+        }
         for spare in 0..self.spare_ports {
             arguments.device(&format!("pcie-root-port,id=spare{spare},bus=pcie.0,{},x-speed=2_5,x-width=1", ports.next()));
+        }
+        for device in 0..self.ivshmem {
+            let socket = sockets.join(crate::ivshmem::SOCKET);
+            arguments.pair("-chardev", format!("socket,id=ivshmem{device},path={}", socket.display()));
+            let vectors = crate::ivshmem::VECTORS;
+            arguments.device(&format!("ivshmem-doorbell,id=iv{device},chardev=ivshmem{device},vectors={vectors}"));
         }
         for device in &self.devices {
             arguments.device(device);
@@ -140,11 +160,21 @@ impl Arguments {
     }
 
     fn endpoint(&mut self, number: u32, sockets: &Path) {
-        let socket = sockets.join(format!("ep{number}.sock"));
-        let device = json!({
-            "driver": "vfio-user-pci", "id": format!("ep{number}"), "bus": format!("port{number}"),
-            "socket": { "type": "unix", "path": socket },
-        });
+        self.vfio_user(number, sockets, json!({ "bus": format!("port{number}") }));
+    }
+
+    fn function(&mut self, number: u32, card: usize, function: u32, sockets: &Path) {
+        self.vfio_user(
+            number,
+            sockets,
+            json!({ "bus": format!("card{card}"), "addr": format!("0.{function}"), "multifunction": true }),
+        );
+    }
+
+    fn vfio_user(&mut self, number: u32, sockets: &Path, mut device: serde_json::Value) {
+        device["driver"] = json!("vfio-user-pci");
+        device["id"] = json!(format!("ep{number}"));
+        device["socket"] = json!({ "type": "unix", "path": sockets.join(format!("ep{number}.sock")) });
         self.pair("-device", device.to_string());
     }
 }

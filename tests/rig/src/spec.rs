@@ -50,6 +50,8 @@ pub struct Guest {
     pub c_programs: Vec<PathBuf>,
     /// The same, built as 32-bit programs; `-32` is added to the name.
     pub c_programs_32: Vec<PathBuf>,
+    /// Static libraries of the environment that the C programs are linked with, as after `-l`.
+    pub c_libraries: Vec<String>,
     /// Programs of the environment (of Debian), by absolute path, with the libraries they need.
     pub system: Vec<PathBuf>,
     /// Other files, `HOST-PATH:GUEST-PATH`, the first relative to the checkout; a folder is taken whole.
@@ -67,6 +69,7 @@ impl Default for Guest {
             programs: Vec::new(),
             c_programs: Vec::new(),
             c_programs_32: Vec::new(),
+            c_libraries: Vec::new(),
             system: Vec::new(),
             files: Vec::new(),
         }

@@ -18,7 +18,7 @@ use crate::kernel::Kernel;
 use crate::process::Process;
 use crate::spec::Spec;
 use crate::verdict::Verdict;
-use crate::{Error, Result, kernel_log, results};
+use crate::{Error, Result, ivshmem, kernel_log, results};
 
 /// How long QEMU may take to connect to the rig's sockets; it does so before it runs anything.
 const CONNECT: Duration = Duration::from_secs(60);
@@ -70,6 +70,11 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
             let program = place.programs.join("softdev");
             Some(Endpoints::start(&program, count, sockets, &spec.machine.softdev, &folder.join("softdev.log"))?)
         }
+    };
+
+    let _ivshmem = match spec.machine.ivshmem {
+        0 => None,
+        _ => Some(ivshmem::Server::start(sockets)?),
     };
 
     let mut qemu = Command::new(QEMU);
@@ -230,7 +235,7 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
         for source in sources {
             let name = format!("{}{ending}", source.file_stem().unwrap_or_default().to_string_lossy());
             let program = folder.join(&name);
-            compile(&place.checkout, source, width, &program)?;
+            compile(&place.checkout, source, width, &guest.c_libraries, &program)?;
             files.program(&program, &Path::new("/bin").join(name))?;
         }
     }
@@ -245,12 +250,13 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
 }
 
 /// Compiles a C program against the ABI header alone.
-fn compile(checkout: &Path, source: &Path, width: &str, program: &Path) -> Result<()> {
+fn compile(checkout: &Path, source: &Path, width: &str, libraries: &[String], program: &Path) -> Result<()> {
     let done = Command::new("gcc")
         .current_dir(checkout)
         .args([width, "-static", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-Iuapi", "-o"])
         .arg(program)
         .arg(source)
+        .args(libraries.iter().map(|library| format!("-l{library}")))
         .output();
     match done {
         Ok(done) if done.status.success() => Ok(()),

@@ -45,6 +45,8 @@ enum Request {
     Revive { endpoint: usize },
     Link { endpoint: usize, speed: u8, width: u8 },
     Slow { endpoint: usize, bytes_per_s: u64 },
+    Haunt { endpoint: usize, on: bool },
+    Poke { endpoint: usize, address: u64, bytes: usize, seed: u64 },
 }
 
 /// Answers one request.
@@ -92,6 +94,11 @@ fn answer(endpoints: &[Arc<Endpoint>], line: &str) -> Result<Value, String> {
             find(endpoint)?.set_link(speed, width);
         }
         Request::Slow { endpoint, bytes_per_s } => find(endpoint)?.engine().set_speed(bytes_per_s),
+        Request::Haunt { endpoint, on } => find(endpoint)?.haunt(on),
+        Request::Poke { endpoint, address, bytes, seed } => {
+            at_most("bytes", bytes, MAX_SCRIBBLE)?;
+            find(endpoint)?.poke(address, &noise(seed, bytes))?;
+        }
     }
     Ok(json!({ "ok": true }))
 }

@@ -8,7 +8,10 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -18,6 +21,7 @@ use crate::{
     config::{ConfigSpace, Decode},
     engine::{Descriptor, Engine, Surroundings},
     fabric::{Fabric, Port},
+    haunting::Haunting,
     interrupts::Interrupts,
     memory::{GuestFiles, SharedMemory},
     registers as reg,
@@ -99,6 +103,12 @@ pub struct Report {
     pub bar2: u64,
     /// Bytes of guest memory mapped for its DMA.
     pub mapped_bytes: u64,
+    /// Reads and writes of registers that reached the server.
+    pub accesses: u64,
+    /// Stores of a haunting endpoint that landed.
+    pub haunted: u64,
+    /// Stores of a haunting endpoint that found no memory.
+    pub exorcised: u64,
 }
 
 /// One PCIe function.
@@ -110,6 +120,9 @@ pub struct Endpoint {
     state: Mutex<State>,
     bus: RwLock<Bus>,
     engine: Engine,
+    haunting: Haunting,
+    /// Reads and writes of registers that reached this server.
+    accesses: AtomicU64,
     interrupts: Arc<Interrupts>,
     memory: Arc<SharedMemory>,
     memory_file: OwnedFd,
@@ -156,6 +169,8 @@ pub fn endpoints(count: usize, options: Options) -> io::Result<Vec<Arc<Endpoint>
                 }),
                 bus: RwLock::default(),
                 engine: Engine::default(),
+                haunting: Haunting::default(),
+                accesses: AtomicU64::new(0),
                 interrupts,
                 memory,
                 memory_file,
@@ -177,6 +192,9 @@ pub fn endpoints(count: usize, options: Options) -> io::Result<Vec<Arc<Endpoint>
             };
             worker.engine.run(&around);
         })?;
+        let ghost = endpoint.clone();
+        let name = format!("haunting{}", endpoint.index);
+        std::thread::Builder::new().name(name).spawn(move || ghost.haunting.run(&ghost.bus, &ghost.fabric))?;
     }
     Ok(made)
 }
@@ -294,6 +312,20 @@ impl Endpoint {
         bus.write(&self.fabric, address + offset, data).map_err(|_| "the slot's memory is not mapped for the endpoint".to_owned())
     }
 
+    /// Writes into every ring that it was told of from now on, without any regard for anything but the IOMMU; or stops that.
+    pub fn haunt(&self, on: bool) {
+        self.haunting.set(on, &self.bus);
+    }
+
+    /// Writes at a bus address without any regard for rings and bus mastering.
+    ///
+    /// # Errors
+    /// No memory answers there.
+    pub fn poke(&self, address: u64, data: &[u8]) -> Result<(), String> {
+        let bus = self.bus.read().unwrap_or_else(PoisonError::into_inner);
+        bus.write(&self.fabric, address, data).map_err(|_| format!("no memory answers at {address:#x}"))
+    }
+
     fn counters(&self) -> Counters {
         let (doorbells, interrupts) = self.interrupts.counts();
         let (dma_bytes, dma_errors) = self.engine.counts();
@@ -322,6 +354,9 @@ impl Endpoint {
             bar0: decode.bar0.unwrap_or(0),
             bar2: decode.bar2.unwrap_or(0),
             mapped_bytes: bus.mapped().1,
+            accesses: self.accesses.load(Ordering::Relaxed),
+            haunted: self.haunting.counts().0,
+            exorcised: self.haunting.counts().1,
         }
     }
 
@@ -372,6 +407,7 @@ impl Endpoint {
 
     /// Read of BAR 0, 2 or 4. A BAR that does not answer gives all-ones.
     pub fn bar_read(&self, bar: u32, offset: u64, into: &mut [u8]) {
+        self.accesses.fetch_add(1, Ordering::Relaxed);
         let state = self.lock();
         if !state.powered || !state.config.decode().memory {
             return into.fill(0xff);
@@ -394,6 +430,7 @@ impl Endpoint {
 
     /// Write to BAR 0, 2 or 4.
     pub fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) {
+        self.accesses.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
         if !state.powered || !state.config.decode().memory {
             return;
@@ -498,7 +535,10 @@ impl Endpoint {
                 });
             }
             reg::DMA_STOP if value & 1 != 0 => self.engine.stop(),
-            reg::RING_TABLE..0x2000 => self.bus().rings.set_word(at - reg::RING_TABLE, value),
+            reg::RING_TABLE..0x2000 => {
+                self.bus().rings.set_word(at - reg::RING_TABLE, value);
+                self.haunting.remember(|| self.bus.read().unwrap_or_else(PoisonError::into_inner).rings.all());
+            }
             _ => match at & !7 {
                 reg::DMA_SRC => set_half(&mut registers.source),
                 reg::DMA_DST => set_half(&mut registers.destination),

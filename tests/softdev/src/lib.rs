@@ -7,6 +7,7 @@ pub mod control;
 pub mod endpoint;
 pub mod engine;
 pub mod fabric;
+pub mod haunting;
 pub mod interrupts;
 pub mod memory;
 pub mod registers;

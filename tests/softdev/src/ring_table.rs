@@ -67,6 +67,11 @@ impl RingTable {
         self.slots.get(index).filter(|slot| slot.valid).map(|slot| (slot.address(), slot.bytes()))
     }
 
+    /// Bus address and bytes of all valid slots.
+    pub fn all(&self) -> Vec<(u64, u64)> {
+        (0..RING_SLOTS).filter_map(|index| self.slot(index)).collect()
+    }
+
     /// How many slots are valid.
     pub fn valid(&self) -> usize {
         self.slots.iter().filter(|slot| slot.valid).count()

@@ -292,6 +292,45 @@ fn list_tells_serial_life_state_and_counters() {
 }
 
 #[test]
+fn a_haunting_endpoint_writes_whatever_it_is_told_until_its_memory_is_gone() {
+    let machine = Machine::start(1, &[]);
+    let mut endpoint = machine.driven(0);
+    let mut control = machine.control();
+    endpoint.set_ring(0, GUEST, 4096);
+    control.ok(&json!({"cmd": "haunt", "endpoint": 0, "on": true}));
+    endpoint.set_ring(1, GUEST + MIB, 8192);
+    // It is told to stop in every way there is.
+    endpoint.clear_ring(0);
+    endpoint.clear_ring(1);
+    endpoint.write32(0, reg::CONTROL, 0);
+    endpoint.write16(CONFIG, 4, 2);
+    endpoint.read32(0, reg::STATUS);
+    for place in [0, MIB, MIB + 4096] {
+        machine.fill(place, 8, 0xee);
+        let before = machine.guest_bytes(place, 8);
+        let written = (0..2000).any(|_| {
+            std::thread::sleep(MS);
+            machine.guest_bytes(place, 8) != before
+        });
+        assert!(written, "nothing lands at {place:#x}");
+    }
+    let poke = |address: u64| json!({"cmd": "poke", "endpoint": 0, "address": address, "bytes": 8, "seed": 1});
+    control.ok(&poke(GUEST + 2 * MIB));
+    assert_ne!(machine.guest_bytes(2 * MIB, 8), [0; 8]);
+    assert!(control.refused(&poke(0x10).to_string()).contains("no memory answers"));
+    assert!(control.endpoint(0)["haunted"].as_u64().unwrap() > 0);
+    // Only the loss of the memory stops it.
+    endpoint.client.shutdown().unwrap();
+    drop(endpoint);
+    let refused = (0..2000).any(|_| {
+        std::thread::sleep(MS);
+        control.endpoint(0)["exorcised"].as_u64().unwrap() > 0
+    });
+    assert!(refused);
+    control.ok(&json!({"cmd": "haunt", "endpoint": 0, "on": false}));
+}
+
+#[test]
 fn many_controllers_and_drivers_at_once_disturb_each_other_only_as_asked() {
     let machine = Machine::start(4, &[]);
     std::thread::scope(|scope| {
