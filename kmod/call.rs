@@ -78,6 +78,15 @@ pub(crate) fn run<T: Record>(arg: usize, handler: impl FnOnce(&mut T) -> Result)
     call.write()
 }
 
+/// Reads a structure and lets `handler` act on it. Nothing goes back, so that a call that has acted cannot fail afterwards.
+///
+/// # Errors
+///
+/// Those of [`Call::read`] and of the handler.
+pub(crate) fn order<T: Record>(arg: usize, handler: impl FnOnce(&T) -> Result) -> Result {
+    handler(&Call::<T>::read(arg)?.record)
+}
+
 /// Like [`run`], but `undo` takes back what the handler did when the caller cannot be told.
 pub(crate) fn run_or_undo<T: Record>(arg: usize, handler: impl FnOnce(&mut T) -> Result, undo: impl FnOnce(&T)) -> Result {
     let mut call = Call::<T>::read(arg)?;

@@ -322,3 +322,27 @@ fn now_ms() -> u64 {
     // SAFETY: Reads the monotonic clock.
     unsafe { bindings::ktime_get() as u64 / 1_000_000 }
 }
+
+#[kunit_tests(pcieipc_engine)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_running_copy_uses_its_mappings() {
+        let idle = Use::new();
+        assert!(!idle.is_busy() && !idle.uses(0) && !idle.rings(0));
+        let copying = Use { busy: true, aborted: false, rings: false, keys: [3, 5] };
+        assert!(copying.uses(3) && copying.uses(5) && !copying.uses(4) && !copying.rings(3));
+        let ringing = Use { rings: true, ..copying };
+        assert!(ringing.rings(5) && !ringing.rings(4));
+    }
+
+    #[test]
+    fn a_copy_whose_ring_went_is_aborted_until_the_next() {
+        let mut usage = Use { busy: true, aborted: false, rings: false, keys: [3, 5] };
+        usage.abort();
+        assert!(usage.aborted && usage.is_busy());
+        usage = Use::new();
+        assert!(!usage.aborted);
+    }
+}

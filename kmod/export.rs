@@ -125,13 +125,16 @@ impl Export {
     fn ioctl(&self, command: u32, arg: usize) -> Result {
         match command {
             uapi::pcieipc_call_PCIEIPC_CALL_EXPORT_INFO => call::run(arg, |info| self.info(info)),
-            uapi::pcieipc_call_PCIEIPC_CALL_EXPORT_RING => call::run(arg, |ring: &mut uapi::pcieipc_ring| {
+            uapi::pcieipc_call_PCIEIPC_CALL_EXPORT_RING => call::order(arg, |ring: &uapi::pcieipc_ring| {
                 must_be_zero(&[u64::from(ring.flags | ring.vector | ring.__reserved)])?;
-                self.seen.store(self.channel.freed(), Relaxed);
-                self.channel.ring()
+                // Before the ring, so that room given back meanwhile is seen; kept only if it rang.
+                let freed = self.channel.freed();
+                self.channel.ring()?;
+                self.seen.store(freed, Relaxed);
+                Ok(())
             }),
             uapi::pcieipc_call_PCIEIPC_CALL_EXPORT_EVENTFD => {
-                call::run(arg, |call: &mut uapi::pcieipc_export_eventfd| {
+                call::order(arg, |call: &uapi::pcieipc_export_eventfd| {
                     must_be_zero(&[u64::from(call.flags | call.__reserved)])?;
                     if call.fd < -1 {
                         return Err(EINVAL);

@@ -131,10 +131,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
             session.find_endpoint(info.endpoint)?.describe(info);
             Ok(())
         }),
-        uapi::pcieipc_call_PCIEIPC_CALL_ATTACH => call::run(arg, |attach: &mut uapi::pcieipc_attach| {
-            must_be_zero(&[u64::from(attach.flags)])?;
-            session.attach(attach)
-        }),
+        uapi::pcieipc_call_PCIEIPC_CALL_ATTACH => attach(session, arg),
         uapi::pcieipc_call_PCIEIPC_CALL_RECOVER => call::run(arg, |recover: &mut uapi::pcieipc_recover| {
             must_be_zero(&[u64::from(recover.flags)])?;
             session.recover(recover)
@@ -153,7 +150,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
                 let _ = session.destroy(create.channel);
             },
         ),
-        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_DESTROY => call::run(arg, |channel: &mut uapi::pcieipc_channel| {
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_DESTROY => call::order(arg, |channel: &uapi::pcieipc_channel| {
             must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;
             session.destroy(channel.channel)
         }),
@@ -168,16 +165,16 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
                 let _ = session.destroy(import.channel);
             },
         ),
-        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_FREED => call::run(arg, |channel: &mut uapi::pcieipc_channel| {
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_FREED => call::order(arg, |channel: &uapi::pcieipc_channel| {
             must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;
             session.freed(channel.channel)
         }),
-        uapi::pcieipc_call_PCIEIPC_CALL_COPY => call::run(arg, |copy: &mut uapi::pcieipc_copy| {
+        uapi::pcieipc_call_PCIEIPC_CALL_COPY => call::order(arg, |copy: &uapi::pcieipc_copy| {
             must_be_zero(&[copy.__reserved])?;
             session.copy(copy)
         }),
-        uapi::pcieipc_call_PCIEIPC_CALL_VECTOR_EVENTFD => call::run(arg, |vector| session.set_eventfd(vector)),
-        uapi::pcieipc_call_PCIEIPC_CALL_RING => call::run(arg, |ring: &mut uapi::pcieipc_ring| {
+        uapi::pcieipc_call_PCIEIPC_CALL_VECTOR_EVENTFD => call::order(arg, |vector| session.set_eventfd(vector)),
+        uapi::pcieipc_call_PCIEIPC_CALL_RING => call::order(arg, |ring: &uapi::pcieipc_ring| {
             must_be_zero(&[u64::from(ring.flags | ring.__reserved)])?;
             session.ring(ring.vector)
         }),
@@ -191,7 +188,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
             must_be_zero(&[u64::from(bell.flags)])?;
             session.bell(bell)
         }),
-        uapi::pcieipc_call_PCIEIPC_CALL_ADMIN => call::run(arg, |request: &mut uapi::pcieipc_admin| {
+        uapi::pcieipc_call_PCIEIPC_CALL_ADMIN => call::order(arg, |request: &uapi::pcieipc_admin| {
             must_be_zero(&[u64::from(request.flags)])?;
             session.check_unrestricted()?;
             admin::request(request)
@@ -229,6 +226,15 @@ fn enumerate(session: &Session, arg: usize) -> Result {
     }
     record.count = ids.len() as u32;
     call.write()
+}
+
+/// The session is attached only after the caller could be told, because nothing detaches it again.
+fn attach(session: &Session, arg: usize) -> Result {
+    let mut call = Call::<uapi::pcieipc_attach>::read(arg)?;
+    must_be_zero(&[u64::from(call.record.flags)])?;
+    let claim = session.claim(&mut call.record)?;
+    call.write()?;
+    claim.settle()
 }
 
 /// The descriptor becomes visible only after the caller was told its number.

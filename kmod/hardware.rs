@@ -380,3 +380,15 @@ impl Endpoint {
 fn slot_bits(slots: &[u32]) -> u64 {
     slots.iter().fold(0, |bits, slot| bits | 1 << slot)
 }
+
+#[kunit_tests(pcieipc_hardware)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_of_a_mapping_are_bits_of_the_table() {
+        assert_eq!(slot_bits(&[]), 0);
+        assert_eq!(slot_bits(&[0, 3]), 0b1001);
+        assert_eq!(slot_bits(&[SLOTS - 1]), 1 << 63);
+    }
+}

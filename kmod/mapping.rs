@@ -192,3 +192,38 @@ pub(crate) unsafe fn flush_iommu(device: *mut bindings::device) {
         }
     }
 }
+
+#[kunit_tests(pcieipc_mapping)]
+mod tests {
+    use super::*;
+
+    fn pieces(lengths: &[u64]) -> Result<Mapping> {
+        let mut mapping = Mapping::of_device(1, 0, Segment { address: 0, bytes: 0 }, false)?;
+        mapping.segments.clear();
+        for (index, bytes) in lengths.iter().enumerate() {
+            // Each piece has an address of its own that does not follow the one before.
+            mapping.segments.push(Segment { address: (index as u64 + 1) << 32, bytes: *bytes }, GFP_KERNEL)?;
+        }
+        Ok(mapping)
+    }
+
+    #[test]
+    fn an_offset_is_found_in_its_piece_with_what_is_left_of_it() -> Result {
+        let mapping = pieces(&[4096, 8192, 4096])?;
+        for (offset, piece, within, left) in
+            [(0, 1, 0, 4096), (4095, 1, 4095, 1), (4096, 2, 0, 8192), (12287, 2, 8191, 1), (12288, 3, 0, 4096)]
+        {
+            let found = mapping.locate(offset);
+            assert!(found.is_some_and(|found| found.address == (piece << 32) + within && found.bytes == left));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn beyond_the_last_piece_there_is_nothing() -> Result {
+        let mapping = pieces(&[4096])?;
+        assert!(mapping.locate(4096).is_none() && mapping.locate(u64::MAX).is_none());
+        assert!(pieces(&[])?.locate(0).is_none());
+        Ok(())
+    }
+}

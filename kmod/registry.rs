@@ -211,3 +211,40 @@ impl Registry {
         found.or_else(|| self.past.iter().rev().find(same_slot)).map_or(0, |past| past.id)
     }
 }
+
+#[kunit_tests(pcieipc_registry)]
+mod tests {
+    use super::*;
+
+    fn identity(address: u32, serial: u64) -> Identity {
+        Identity { address, vendor: 0x1234, device: 0x7069, serial, numa_node: -1 }
+    }
+
+    fn registry(past: &[(u32, Identity)]) -> Result<Registry> {
+        let mut registry = Registry { endpoints: KVec::new(), past: KVec::new(), queues: KVec::new() };
+        for (id, identity) in past {
+            registry.past.push(Past { id: *id, identity: *identity, bridge: None }, GFP_KERNEL)?;
+        }
+        Ok(registry)
+    }
+
+    #[test]
+    fn a_serial_number_tells_a_returned_device_wherever_it_is() -> Result {
+        let past = registry(&[(1, identity(0x100, 7)), (2, identity(0x200, 8))])?;
+        assert_eq!(past.predecessor(&identity(0x300, 7)), 1);
+        // The slot of one and the serial number of the other: the number decides.
+        assert_eq!(past.predecessor(&identity(0x100, 8)), 2);
+        assert_eq!(past.predecessor(&identity(0x100, 9)), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn without_a_serial_number_the_slot_and_the_ids_decide() -> Result {
+        let past = registry(&[(1, identity(0x100, 0)), (2, identity(0x100, 0))])?;
+        // The last life there.
+        assert_eq!(past.predecessor(&identity(0x100, 0)), 2);
+        assert_eq!(past.predecessor(&identity(0x200, 0)), 0);
+        assert_eq!(past.predecessor(&Identity { device: 1, ..identity(0x100, 0) }), 0);
+        Ok(())
+    }
+}

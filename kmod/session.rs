@@ -186,29 +186,18 @@ impl Session {
         self.endpoint().is_ok_and(|endpoint| endpoint.end_told.load(Acquire) != 0)
     }
 
-    /// ATTACH.
-    pub(crate) fn attach(&self, call: &mut uapi::pcieipc_attach) -> Result {
+    /// ATTACH, up to where the caller has to be told.
+    pub(crate) fn claim(&self, call: &mut uapi::pcieipc_attach) -> Result<Claim<'_>> {
         let endpoint = self.find_endpoint(call.endpoint)?;
         if self.endpoint.as_ref().is_some() {
             return Err(EBUSY);
         }
         iommu::may_attach(&endpoint)?;
         let generation = endpoint.claim(&self.queue, call.generation)?;
-        let table = self.table.lock();
-        if self.endpoint.as_ref().is_some() {
-            drop(table);
-            endpoint.release();
-            return Err(EBUSY);
-        }
         call.vectors = endpoint.vectors.len() as u32;
         call.generation = generation;
         call.status_offset = Area::Status.offset(0);
-        self.generation.store(generation, Release);
-        self.queue.attach(endpoint.id);
-        // Cannot fail: `table` is locked and it was empty above.
-        let _ = self.endpoint.populate(endpoint);
-        drop(table);
-        Ok(())
+        Ok(Claim { session: self, endpoint: Some(endpoint), generation })
     }
 
     /// RECOVER.
@@ -356,6 +345,43 @@ impl Session {
             for entry in entries.iter() {
                 entry.end(endpoint);
             }
+            endpoint.release();
+        }
+    }
+}
+
+/// An endpoint that a session has taken and is not attached to yet; dropped, it is free again.
+pub(crate) struct Claim<'a> {
+    session: &'a Session,
+    endpoint: Option<Arc<Endpoint>>,
+    generation: u64,
+}
+
+impl Claim<'_> {
+    /// Attaches the session.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` when another thread attached it meanwhile.
+    pub(crate) fn settle(mut self) -> Result {
+        let session = self.session;
+        let _table = session.table.lock();
+        if session.endpoint.as_ref().is_some() {
+            return Err(EBUSY);
+        }
+        if let Some(endpoint) = self.endpoint.take() {
+            session.generation.store(self.generation, Release);
+            session.queue.attach(endpoint.id);
+            // Cannot fail: the table is locked and it was empty above.
+            let _ = session.endpoint.populate(endpoint);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some(endpoint) = self.endpoint.take() {
             endpoint.release();
         }
     }

@@ -123,3 +123,25 @@ pub(crate) mod kind {
     pub(crate) const ADMIN: u32 = pcieipc_event_kind_PCIEIPC_EVENT_ADMIN;
     pub(crate) const STORM: u32 = pcieipc_event_kind_PCIEIPC_EVENT_STORM;
 }
+
+#[kernel::macros::kunit_tests(pcieipc_uapi)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_word_holds_state_and_generation_apart() {
+        for generation in [0, 1, 0xff, 1 << 32, (1 << 56) - 1] {
+            for state in [state::LIVE, state::RECOVERING, state::DEAD, state::GONE] {
+                let word = status_word(state, generation);
+                assert_eq!((status_state(word), status_generation(word)), (state, generation));
+            }
+        }
+    }
+
+    #[test]
+    fn each_state_has_a_name_and_what_is_none_too() {
+        assert_eq!(state::name(state::LIVE), "live");
+        assert_eq!(state::name(state::GONE), "gone");
+        assert_eq!(state::name(0), "unknown");
+    }
+}

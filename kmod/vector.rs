@@ -113,16 +113,17 @@ impl Vector {
 
     fn is_storm(&self) -> bool {
         let limit = limits::storm_interrupts();
-        if limit == 0 {
-            return false;
-        }
+        // SAFETY: Reads the monotonic clock.
+        limit != 0 && self.is_storm_at(limit, || unsafe { bindings::ktime_get() } as u64)
+    }
+
+    fn is_storm_at(&self, limit: u32, clock: impl FnOnce() -> u64) -> bool {
         // Every 256th interrupt, or less where few are a storm, looks at the clock: the window is long against that.
         let count = self.window_count.fetch_add(1, Relaxed).wrapping_add(1);
         if count % limit.min(256) != 0 {
             return false;
         }
-        // SAFETY: Reads the monotonic clock.
-        let now = unsafe { bindings::ktime_get() } as u64;
+        let now = clock();
         let start = self.window_start.load(Relaxed);
         if now.wrapping_sub(start) > STORM_WINDOW_NS {
             self.window_start.store(now, Relaxed);
@@ -191,5 +192,43 @@ impl irq::Handler for Handler {
             }
         }
         irq::IrqReturn::Handled
+    }
+}
+
+#[kunit_tests(pcieipc_vector)]
+mod tests {
+    use super::*;
+
+    /// Whether one of `count` interrupts, evenly within `nanoseconds`, counts as a storm over 1000.
+    fn storms(count: u64, nanoseconds: u64) -> Result<bool> {
+        let vector = KBox::pin_init(Vector::new(0), GFP_KERNEL)?;
+        let start = 10 * STORM_WINDOW_NS;
+        Ok((0..count).any(|number| vector.is_storm_at(1000, || start + number * nanoseconds / count)))
+    }
+
+    #[test]
+    fn too_many_interrupts_in_a_window_are_a_storm() -> Result {
+        assert!(storms(2000, STORM_WINDOW_NS)?);
+        Ok(())
+    }
+
+    #[test]
+    fn the_same_number_over_a_longer_time_is_none() -> Result {
+        assert!(!storms(2000, 10 * STORM_WINDOW_NS)?);
+        assert!(!storms(999, STORM_WINDOW_NS)?);
+        Ok(())
+    }
+
+    #[test]
+    fn a_masked_vector_keeps_one_signal_for_later() -> Result {
+        let vector = KBox::pin_init(Vector::new(0), GFP_KERNEL)?;
+        vector.set_masked(true);
+        vector.fire();
+        vector.fire();
+        assert!(vector.target.lock().pending);
+        assert_eq!(vector.count(), 2);
+        vector.set_masked(false);
+        assert!(!vector.target.lock().pending);
+        Ok(())
     }
 }

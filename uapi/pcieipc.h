@@ -23,6 +23,40 @@
  * over RLIMIT_MEMLOCK (the kernel log names which limit); ENOSPC over a limit of the module; EAGAIN the rate limit of
  * doorbells. No structure holds a physical or bus address.
  */
+/**
+ * DOC: Errors of each call
+ *
+ * Every call with a structure may give EFAULT, EINVAL and E2BIG, every call, read() and mmap() of a session EPERM to another process
+ * than the one that opened it, and an unknown call ENOTTY. Beside these each call gives what stands here and nothing else; a test reads
+ * this table and provokes all of it. A call that failed has done nothing, but for a COPY that began, and RECOVER, which may have
+ * been done when the answer is EFAULT and gives the same when it is called again. Calls without an answer only read their structure.
+ *
+ *   QUERY            EPROTO
+ *   ENUMERATE        ENOMEM
+ *   ENDPOINT_INFO    ENOENT
+ *   DISTANCE         ENOENT ENOMEM
+ *   ATTACH           ENOENT EBUSY ESTALE EIO ENODEV EPERM
+ *   RECOVER          ENOTCONN EIO ENODEV
+ *   STATE            ENOTCONN
+ *   CHANNEL_CREATE   ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP ENOSPC ENOMEM
+ *   CHANNEL_DESTROY  ENOTCONN ENOENT
+ *   CHANNEL_EXPORT   ENOTCONN ESTALE EIO ENODEV ENOENT EBUSY EMFILE ENOMEM
+ *   CHANNEL_IMPORT   ENOTCONN ESTALE EIO ENODEV EBADF EOPNOTSUPP ENOSPC ENOMEM
+ *   CHANNEL_FREED    ENOTCONN ESTALE EIO ENODEV ENOENT
+ *   COPY             ENOTCONN ESTALE EIO ENODEV ENOENT EOPNOTSUPP EBUSY ETIMEDOUT EREMOTEIO
+ *   VECTOR_EVENTFD   ENOTCONN ENODEV EBADF
+ *   RING             ENOTCONN ESTALE EIO ENODEV EAGAIN
+ *   DOORBELL_MAP     ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP EPERM
+ *   ADMIN            ENOENT EBUSY EOPNOTSUPP EPERM ENOMEM
+ *   EXPORT_INFO
+ *   EXPORT_RING      ESTALE EIO ENODEV EAGAIN
+ *   EXPORT_EVENTFD   EBADF
+ *   EXPORT_DOORBELL  ESTALE EIO ENODEV EOPNOTSUPP EPERM
+ *   open             ENODEV ENOMEM
+ *   read             EINVAL EFAULT EAGAIN EINTR
+ *   mmap             EINVAL EACCES ENOENT ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP EPERM ENOMEM
+ *   poll
+ */
 #ifndef _UAPI_PCIEIPC_H
 #define _UAPI_PCIEIPC_H
 

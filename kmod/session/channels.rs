@@ -231,3 +231,21 @@ fn check_range(area: u64, offset: u64, bytes: u64) -> Result {
     }
     Ok(())
 }
+
+#[kunit_tests(pcieipc_channels)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_a_copy_lies_inside_its_area() {
+        assert!(check_range(4096, 0, 4096).is_ok() && check_range(4096, 4095, 1).is_ok() && check_range(4096, 4096, 0).is_ok());
+        assert!(check_range(4096, 1, 4096).is_err() && check_range(4096, 4096, 1).is_err() && check_range(0, 0, 1).is_err());
+    }
+
+    #[test]
+    fn a_range_that_wraps_is_refused() {
+        assert!(check_range(u64::MAX, u64::MAX, 1).is_err());
+        assert!(check_range(4096, u64::MAX - 3, 8).is_err());
+        assert!(check_range(4096, 8, u64::MAX - 3).is_err());
+    }
+}

@@ -4,10 +4,14 @@
 #[rustfmt::skip]
 pub mod abi;
 pub mod call;
+pub mod forms;
+pub mod injection;
 pub mod ktap;
 pub mod machine;
 pub mod mapping;
 pub mod pci;
+pub mod random;
 pub mod session;
 pub mod stall;
+pub mod tally;
 pub mod wait;

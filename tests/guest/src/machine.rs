@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The whole machine, put right again.
 
-use std::fs;
+use std::{ffi::CStr, fs};
 
 use nix::{
     fcntl::OFlag,
-    kmod::{ModuleInitFlags, finit_module},
+    kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module},
 };
 use serde_json::json;
 
@@ -15,11 +15,32 @@ use crate::{
     wait,
 };
 
+/// The module out and in again, with these parameters.
+pub fn reload(parameters: &CStr) {
+    if fs::exists("/sys/module/pcieipc").is_ok_and(|there| there) {
+        // What has just been closed may hold it a moment longer.
+        let gone = wait::until(SOON, || delete_module(c"pcieipc", DeleteModuleFlags::O_NONBLOCK).is_ok());
+        assert!(gone, "the module cannot be removed");
+    }
+    insert(parameters);
+}
+
+fn insert(parameters: &CStr) {
+    let module = fs::File::open("/modules/pcieipc.ko").unwrap_or_else(|error| panic!("{error}"));
+    finit_module(&module, parameters, ModuleInitFlags::empty()).unwrap_or_else(|error| panic!("insmod: {error}"));
+}
+
+/// A number in the module's state in debugfs, such as `pages`.
+pub fn module_state(key: &str) -> u64 {
+    let state = fs::read_to_string("/sys/kernel/debug/pcieipc/state").unwrap_or_else(|error| panic!("debugfs: {error}"));
+    let line = state.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok());
+    line.unwrap_or_else(|| panic!("no {key:?} in {state}"))
+}
+
 /// Every endpoint out of the machine, powered, and in again; the module loaded. So a broken promise breaks no other.
 pub fn repair() {
     if !fs::exists("/sys/bus/pci/drivers/pcieipc").is_ok_and(|there| there) {
-        let module = fs::File::open("/modules/pcieipc.ko").unwrap_or_else(|error| panic!("{error}"));
-        finit_module(&module, c"", ModuleInitFlags::empty()).unwrap_or_else(|error| panic!("{error}"));
+        insert(c"");
     }
     for function in Function::soft_endpoints() {
         function.remove().unwrap_or_else(|error| panic!("{function:?}: {error}"));

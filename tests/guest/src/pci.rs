@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an administrator does to a PCI function by sysfs.
 
-use std::{fs, io, path::PathBuf};
+use std::{fs, io, os::unix::fs::FileExt, path::PathBuf};
 
 /// A function by its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,9 +16,31 @@ impl Function {
 
     /// All soft endpoints that the bus has.
     pub fn soft_endpoints() -> Vec<Self> {
+        Self::with_device("0x7069")
+    }
+
+    /// All functions with this device id.
+    pub fn with_device(id: &str) -> Vec<Self> {
         let entries = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
         let functions = entries.map(|entry| Self(entry.file_name().to_string_lossy().into_owned()));
-        functions.filter(|function| fs::read_to_string(function.device("device")).is_ok_and(|id| id.trim() == "0x7069")).collect()
+        functions.filter(|function| fs::read_to_string(function.device("device")).is_ok_and(|found| found.trim() == id)).collect()
+    }
+
+    /// Gives it to our driver although its ids are in no table.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn bind_by_override(&self) -> io::Result<()> {
+        fs::write(self.device("driver_override"), "pcieipc")?;
+        fs::write("/sys/bus/pci/drivers_probe", &self.0)
+    }
+
+    /// What of its IOMMU group sysfs shows and takes: `identity` or `DMA`, while no driver has it.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn set_iommu(&self, kind: &str) -> io::Result<()> {
+        fs::write(self.device("iommu_group/type"), kind)
     }
 
     /// As sysfs writes it.
@@ -87,5 +109,14 @@ impl Function {
     pub fn command(&self) -> io::Result<u16> {
         let bytes = fs::read(self.device("config"))?;
         bytes.get(4..6).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]])).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Changes the command register.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn set_command(&self, command: u16) -> io::Result<()> {
+        let config = fs::OpenOptions::new().write(true).open(self.device("config"))?;
+        config.write_all_at(&command.to_le_bytes(), 4)
     }
 }

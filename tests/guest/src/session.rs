@@ -129,6 +129,12 @@ impl AsFd for Node {
     }
 }
 
+impl From<OwnedFd> for Node {
+    fn from(fd: OwnedFd) -> Self {
+        Self(File::from(fd))
+    }
+}
+
 /// A session that is attached to an endpoint.
 #[derive(Debug)]
 pub struct Session {
@@ -268,10 +274,7 @@ impl Channel<'_> {
     /// # Errors
     /// The kernel's errno.
     pub fn export(&self) -> Result<Export, Errno> {
-        let mut exported = pcieipc_channel_fd { channel: self.id(), ..Record::new() };
-        self.session.node.call(number::CHANNEL_EXPORT, &mut exported)?;
-        // SAFETY: the kernel has just made this descriptor for us.
-        Ok(Export(unsafe { OwnedFd::from_raw_fd(exported.fd) }))
+        export(&self.session.node, self.id())
     }
 
     /// Destroys it.
@@ -289,6 +292,17 @@ impl Channel<'_> {
     pub fn freed(&self) -> Result<(), Errno> {
         self.session.node.call(number::CHANNEL_FREED, &mut pcieipc_channel { channel: self.id(), ..Record::new() })
     }
+}
+
+/// The writer's descriptor of a session's channel.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn export(node: &Node, channel: u32) -> Result<Export, Errno> {
+    let mut exported = pcieipc_channel_fd { channel, ..Record::new() };
+    node.call(number::CHANNEL_EXPORT, &mut exported)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(Export(unsafe { OwnedFd::from_raw_fd(exported.fd) }))
 }
 
 /// The writer's descriptor of a channel.

@@ -30,8 +30,9 @@ results=$(port pcieipc.results)
 finish() {
     {
         dmesg
-        # An object counts as leaked when it is older than five seconds and nothing points at it.
+        # An object counts as leaked when it is older than five seconds, nothing points at it, and it did not change since the scan before.
         if [ -w /sys/kernel/debug/kmemleak ]; then
+            echo scan >/sys/kernel/debug/kmemleak
             sleep 6
             echo scan >/sys/kernel/debug/kmemleak
             cat /sys/kernel/debug/kmemleak

@@ -15,6 +15,8 @@ pub struct Kernel {
     pub modules: PathBuf,
     /// `pcieipc.ko` without debug sections.
     pub module: PathBuf,
+    /// The folder for the logs of tests on this kernel, relative to the checkout.
+    pub logs: &'static str,
 }
 
 impl Kernel {
@@ -24,15 +26,16 @@ impl Kernel {
     /// [`Error::Missing`] if the environment or that kernel was not made.
     pub fn find(checkout: &Path, debug: bool) -> Result<Kernel> {
         let current = cache()?.join("current");
-        let (folder, built, remedy) = if debug {
-            (current.join("debug"), "target/kmod-debug", "run 'make vm-env-debug'")
+        let (folder, built, logs, remedy) = if debug {
+            (current.join("debug"), "target/kmod-debug", "target/vm-debug", "run 'make vm-env-debug'")
         } else {
-            (current, "target/kmod", "run 'make vm-env'")
+            (current, "target/kmod", "target/vm", "run 'make vm-env'")
         };
         let kernel = Kernel {
             image: folder.join("vmlinuz"),
             modules: folder.join("modules"),
             module: checkout.join(built).join("pcieipc.stripped.ko"),
+            logs,
         };
         if !kernel.image.exists() {
             return Err(Error::Missing { path: kernel.image, remedy });

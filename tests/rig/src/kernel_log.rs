@@ -33,6 +33,8 @@ const ALARMS: &[&str] = &[
     r"\blist_(add|del) corruption\b",
     r"\bDMAR: .*fault\b",
     r"\bCall Trace:",
+    // A KUnit suite, of the module or of the kernel.
+    r"^(\[[^\]]*\])?\s*not ok \d+ ",
 ];
 
 static ALARM: LazyLock<RegexSet> =
@@ -66,6 +68,7 @@ mod tests {
             "[    3.1] WARNING: possible circular locking dependency detected",
             "[  240.0] INFO: task guest:77 blocked for more than 120 seconds.",
             "[    3.1] Oops: 0000 [#1] SMP",
+            "[    3.1]     not ok 2 an_offset_means_what_it_was_made_from",
             "[    3.1] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0x0",
         ] {
             assert_eq!(alarms(line, &[]).unwrap(), [line]);

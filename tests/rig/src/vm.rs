@@ -44,7 +44,7 @@ impl Place {
     /// The folder with one test's logs.
     #[must_use]
     pub fn folder(&self, name: &str) -> PathBuf {
-        self.checkout.join("target/vm").join(name)
+        self.checkout.join(self.kernel.logs).join(name)
     }
 }
 

@@ -14,6 +14,7 @@ use guest::{
     ktap, machine,
     mapping::{Mapping, PAGE, READ_WRITE, pattern},
     promises,
+    random::Random,
     session::{Node, SOON, Session, living, played, signals},
     stall::StalledPage,
     wait,
@@ -137,18 +138,6 @@ fn a_read_into_bad_memory_consumes_nothing() {
     call(&session.node, number::RECOVER, &mut pcieipc_recover::new()).unwrap();
 }
 
-/// xorshift64: the run can be repeated.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 fn a_hundred_thousand_random_calls_break_nothing() {
     let session = Session::nth(0);
     let channels = [0; 3].map(|_| session.create(PAGE as u64, 0).unwrap());
@@ -157,7 +146,7 @@ fn a_hundred_thousand_random_calls_break_nothing() {
     let mut random = Random(0x5eed);
     let mut accepted = 0;
     for _ in 0..100_000 {
-        let choice = random.next();
+        let choice = random.bits();
         // Resets and removals are an administrator's, and tested elsewhere.
         let number = match (choice >> 8) as u8 & 0x47 | (choice >> 16) as u8 & 0x10 {
             number::ADMIN => number::QUERY,
@@ -165,7 +154,7 @@ fn a_hundred_thousand_random_calls_break_nothing() {
         };
         let mut words = [0u64; 32];
         for word in &mut words {
-            let value = random.next();
+            let value = random.bits();
             // Small values and zeroes get further than noise.
             *word = match value & 7 {
                 0..4 => 0,

@@ -16,22 +16,12 @@ use guest::{
     machine,
     mapping::PAGE,
     pci::Function,
+    random::Random,
     session::{Node, SOON, Session, signals, softdev},
     wait,
 };
 use nix::{errno::Errno, fcntl::OFlag, poll::PollFlags};
 use serde_json::json;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
-}
 
 /// Everything a user does, on whichever endpoint is free, while it is taken away now and then.
 fn use_endpoints(random: &mut Random, counts: &[AtomicU64; 2]) {
