@@ -227,9 +227,12 @@ impl Group {
             members: self.members.clone(),
             tree: Some(tree.to_string()),
             ways: topology.ways(&endpoints).filter(|_| engines),
-            // Measured with these endpoints named, or just on this machine.
-            calibration: [&endpoints[..], &[]].iter().find_map(|e| tune::stored(&tune::key(near.host.0.as_ref(), e))),
+            calibration: None,
         };
+        // Measured with these endpoints named, or just on this machine.
+        let source = near.host.0.as_ref();
+        view.calibration =
+            tune::stored(&tune::key_in(source, &topology, &endpoints)).or_else(|| tune::stored(&tune::key(source, &[])));
         // A link that got worse makes another machine's key; what was measured of processors and memory still holds.
         view.calibration = view.calibration.or(self.view.as_ref().and_then(|v| v.calibration));
         let bytes = serde_json::to_vec(&view).unwrap_or_default();

@@ -127,7 +127,7 @@ impl Host {
         if no_records > 0 {
             odd(KERNEL_LOG, &format!("records of the kernel, less {no_records} lines that are none,"));
         }
-        let cpu = |key: &str| cpuinfo.lines().find_map(|l| Some(l.strip_prefix(key)?.trim_start().strip_prefix(':')?.trim()));
+        let cpu = |key: &str| of_processor(&cpuinfo, key);
         let number = |key| cpu(key).and_then(|n| n.parse().ok()).unwrap_or(0);
         let dmi = |file: &str| text(&format!("sys/class/dmi/id/{file}")).unwrap_or_default();
         let pair = |a: String, b: String| format!("{a} {b}").trim().to_owned();
@@ -161,10 +161,22 @@ impl Host {
         }
     }
 
+    /// Maker, and family and model of the processor: the part of [`Host::read`] that costs one small file.
+    pub fn processor(source: &dyn Source) -> (String, (u32, u32)) {
+        let cpuinfo = source.text("proc/cpuinfo").unwrap_or_default();
+        let number = |key| of_processor(&cpuinfo, key).and_then(|n| n.parse().ok()).unwrap_or(0);
+        (of_processor(&cpuinfo, "vendor_id").unwrap_or_default().to_owned(), (number("cpu family"), number("model")))
+    }
+
     /// Whether the kernel's driver of a service (`aer`, `dpc`, `pciehp`) runs on any port.
     pub fn has_service(&self, driver: &str) -> bool {
         self.services.iter().any(|(_, d)| d.as_deref() == Some(driver))
     }
+}
+
+/// The value of a key in the first processor's entry.
+fn of_processor<'a>(cpuinfo: &'a str, key: &str) -> Option<&'a str> {
+    cpuinfo.lines().find_map(|l| Some(l.strip_prefix(key)?.trim_start().strip_prefix(':')?.trim()))
 }
 
 /// sysfs marks the chosen one of several words with brackets: `default [performance] powersave`.

@@ -29,15 +29,24 @@ struct Stored {
 /// What a calibration is filed under: processors, memory nodes, the version of the library, and the tree's key for these endpoints
 /// ([`Topology::machine_key`]; ids, links, nodes).
 pub fn key(source: &dyn Source, endpoints: &[Address]) -> String {
-    let host = Host::read(source);
-    let nodes = source.text("sys/devices/system/node/online").unwrap_or_default();
     // Without endpoints the tree takes no part.
     let tree = if endpoints.is_empty() { "none".into() } else { Topology::read(source).machine_key(endpoints) };
+    filed_under(source, &tree)
+}
+
+/// The same where the tree was read already.
+pub(crate) fn key_in(source: &dyn Source, topology: &Topology, endpoints: &[Address]) -> String {
+    filed_under(source, &topology.machine_key(endpoints))
+}
+
+fn filed_under(source: &dyn Source, tree: &str) -> String {
+    let (vendor, model) = Host::processor(source);
+    let nodes = source.text("sys/devices/system/node/online").unwrap_or_default();
     format!(
         "pcieipc {};chunks {CHUNKS:?};{} {:?};{} processors;nodes {nodes};{tree}",
         env!("CARGO_PKG_VERSION"),
-        host.cpu_vendor,
-        host.cpu_model,
+        vendor,
+        model,
         super::measure::processors(),
     )
 }

@@ -19,6 +19,7 @@ mod cache;
 mod measure;
 mod ways;
 
+pub(crate) use cache::key_in;
 pub use cache::{key, store, stored};
 pub use ways::Ways;
 
