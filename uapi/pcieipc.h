@@ -30,6 +30,8 @@
  * than the one that opened it, and an unknown call ENOTTY. Beside these each call gives what stands here and nothing else; a test reads
  * this table and provokes all of it. A call that failed has done nothing, but for a COPY that began, and RECOVER, which may have
  * been done when the answer is EFAULT and gives the same when it is called again. Calls without an answer only read their structure.
+ * COPY also ends with EINTR when its process is being killed, which then sees no answer; mmap() of a doorbell page or of device memory is
+ * charged a page, so it is refused as CHANNEL_CREATE where a limit is reached.
  *
  *   QUERY            EPROTO
  *   ENUMERATE        ENOMEM
