@@ -72,6 +72,8 @@ pub struct Job {
     pub algorithm: Option<String>,
     /// What was measured of this machine, to choose by.
     pub calibration: Option<Calibration>,
+    /// Whether records carry checksums.
+    pub checked: bool,
     /// Which memory.
     pub memory: Memory,
     /// Bytes of the larger buffer of each row.

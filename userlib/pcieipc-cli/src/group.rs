@@ -34,6 +34,9 @@ pub struct GroupArguments {
     /// How the sum is computed
     #[arg(long, value_enum, default_value_t = Algorithm::Auto)]
     pub algorithm: Algorithm,
+    /// Let every record carry a CRC-32C, and reduce only what matches it; what does not is `Corrupt`
+    #[arg(long)]
+    pub checked: bool,
     /// The longest that one step may wait before it is an error, such as 500ms or 10s
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = bound)]
     pub timeout: Duration,
@@ -64,6 +67,7 @@ pub struct Group {
     inputs: Vec<PathBuf>,
     algorithm: Algorithm,
     mover: Mover,
+    checked: bool,
     timeout: Duration,
 }
 
@@ -83,7 +87,15 @@ impl GroupArguments {
                 |bad| if bad.is_the_files_fault() { Failure::Use(bad.to_string()) } else { Failure::Run(bad.to_string()) },
             )?;
         let choice = transport::choose(self.transport, self.ranks, &self.endpoints)?;
-        Ok(Group { files, choice, inputs, algorithm: self.algorithm, mover: self.mover, timeout: self.timeout })
+        Ok(Group {
+            files,
+            choice,
+            inputs,
+            algorithm: self.algorithm,
+            mover: self.mover,
+            checked: self.checked,
+            timeout: self.timeout,
+        })
     }
 }
 
@@ -122,6 +134,7 @@ impl Group {
                     None => Transport::Shm,
                 },
                 algorithm: self.algorithm,
+                checked: self.checked,
                 timeout: self.timeout,
                 inputs: self.inputs.clone(),
                 tensors: self.tensors(),

@@ -47,7 +47,8 @@ impl Member {
             }
         };
         options.meeting_timeout = job.timeout;
-        options.executor = executor::Options { algorithm: algorithm(job.algorithm), ..executor::Options::default() };
+        options.executor =
+            executor::Options { algorithm: algorithm(job.algorithm), checked: job.checked, ..executor::Options::default() };
         let group = Group::meet(options)?;
         let interrupts_before = interrupts(&group);
         Ok(Self { group, earlier: Counters::default(), interrupts_before })

@@ -47,10 +47,10 @@ fn reduce_real(input: &str, extra: &[&str]) -> (tempfile::TempDir, serde_json::V
 }
 
 #[test]
-fn real_f32_gradients_sum_to_what_numpy_says_with_both_algorithms() {
+fn real_f32_gradients_sum_to_what_numpy_says_with_both_algorithms_and_in_checked_mode() {
     let mut sums = Vec::new();
-    for algorithm in ["--algorithm=two-shot", "--algorithm=ring"] {
-        let (directory, told) = reduce_real("grads.{rank}.safetensors", &[algorithm]);
+    for extra in [&["--algorithm=two-shot"][..], &["--algorithm=ring"], &["--checked"]] {
+        let (directory, told) = reduce_real("grads.{rank}.safetensors", extra);
         agrees_with_numpy(&directory.path().join("sum.safetensors"), "grads.sum.safetensors", 2f64.powi(-24));
         assert_eq!(told["ok"], true);
         assert_eq!(told["transport"], "shm");

@@ -33,7 +33,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The deadline passed while the named rank was still alive.
     #[error(
-        "timeout: rank {rank} waited {waited:?} for rank {peer} in {what}; raise the deadline or look at what rank {peer} is doing"
+        "timeout: rank {rank} waited {waited:?} for rank {peer}{} in {what}; raise the deadline or look at what rank {peer} is doing",
+        with(.endpoint)
     )]
     Timeout {
         /// Who waited.
@@ -44,10 +45,13 @@ pub enum Error {
         what: &'static str,
         /// How long.
         waited: Duration,
+        /// The peer's endpoint, if it has one.
+        endpoint: Option<EndpointRef>,
     },
     /// The peer's process has ended.
     #[error(
-        "rank {peer} died (seen by rank {rank} in {what}); call shrink to go on without it or recover to wait for its replacement"
+        "rank {peer}{} died (seen by rank {rank} in {what}); call shrink to go on without it or recover to wait for its replacement",
+        with(.endpoint)
     )]
     PeerDied {
         /// Who saw it.
@@ -56,6 +60,8 @@ pub enum Error {
         peer: Rank,
         /// In which step.
         what: &'static str,
+        /// The endpoint that it had, if any.
+        endpoint: Option<EndpointRef>,
     },
     /// The endpoint of a rank is in error recovery.
     #[error("{endpoint} of rank {peer} is recovering from a PCIe error; wait for LIVE, then call recover")]
@@ -102,7 +108,10 @@ pub enum Error {
         theirs: String,
     },
     /// A record or an index from a peer broke the ring protocol.
-    #[error("corrupt: {what} from rank {peer} (seen by rank {rank}); the data of this call must not be used")]
+    #[error(
+        "corrupt: {what} from rank {peer}{} (seen by rank {rank}); do not use the data of this call, and shrink or recover the group",
+        with(.endpoint)
+    )]
     Corrupt {
         /// Who saw it.
         rank: Rank,
@@ -110,14 +119,18 @@ pub enum Error {
         peer: Rank,
         /// What was wrong.
         what: String,
+        /// The endpoint of the rank that it came from, if it has one.
+        endpoint: Option<EndpointRef>,
     },
     /// Somebody called abort.
-    #[error("aborted by rank {by}: {why}")]
+    #[error("aborted by rank {by}{}: {why}; shrink or recover the group to go on", with(.endpoint))]
     Aborted {
         /// Who called abort.
         by: Rank,
         /// The reason given.
         why: String,
+        /// The endpoint of the rank that called it, if it has one.
+        endpoint: Option<EndpointRef>,
     },
     /// The arguments of the call can not be served.
     #[error("bad argument: {0}")]
@@ -138,4 +151,54 @@ pub enum Error {
         /// The system's answer.
         source: Arc<std::io::Error>,
     },
+}
+
+/// How an error names the endpoint of a rank that has one.
+fn with(endpoint: &Option<EndpointRef>) -> String {
+    endpoint.map_or(String::new(), |endpoint| format!(" with {endpoint}"))
+}
+
+impl Error {
+    /// The rank that the error is about, where it is about one.
+    pub fn peer(&self) -> Option<Rank> {
+        match self {
+            Self::Timeout { peer, .. }
+            | Self::PeerDied { peer, .. }
+            | Self::EndpointRecovering { peer, .. }
+            | Self::EndpointGone { peer, .. }
+            | Self::LinkDegraded { peer, .. }
+            | Self::Mismatch { peer, .. }
+            | Self::Corrupt { peer, .. } => Some(*peer),
+            Self::Aborted { by, .. } => Some(*by),
+            _ => None,
+        }
+    }
+
+    /// Names the endpoint of the rank that the error is about, where the error does not know it yet.
+    pub(crate) fn naming(mut self, endpoint_of: impl Fn(Rank) -> Option<EndpointRef>) -> Self {
+        let peer = self.peer();
+        if let Self::Timeout { endpoint, .. }
+        | Self::PeerDied { endpoint, .. }
+        | Self::Corrupt { endpoint, .. }
+        | Self::Aborted { endpoint, .. } = &mut self
+        {
+            *endpoint = endpoint.or_else(|| endpoint_of(peer?));
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_rank_endpoint_generation_and_what_to_do() {
+        let bare = Error::PeerDied { rank: 0, peer: 2, what: "waiting", endpoint: None };
+        assert!(!bare.to_string().contains("endpoint"), "{bare}");
+        let known = bare.naming(|rank| (rank == 2).then_some(EndpointRef { id: 5, generation: 12 }));
+        let text = known.to_string();
+        assert!(text.contains("rank 2 with endpoint 5 (generation 12) died") && text.contains("call shrink"), "{text}");
+        assert_eq!(known.peer(), Some(2));
+    }
 }

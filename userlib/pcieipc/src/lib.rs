@@ -53,6 +53,10 @@
 //! 4. [`ring`] moves records; a side that finds its ring ready makes no system call.
 //! 5. [`registered`] buffers leave the rings out: peers read them where they lie.
 
+// For the test support that unit tests share with the programs in `tests`.
+#[cfg(test)]
+extern crate self as pcieipc;
+
 pub mod abi;
 pub mod device;
 pub mod doctor;

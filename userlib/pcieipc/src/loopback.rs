@@ -91,12 +91,12 @@ impl Loopback {
                 return Ok(Some(found));
             }
             if !state.alive[peer] {
-                return Err(Error::PeerDied { rank: self.rank, peer, what });
+                return Err(Error::PeerDied { rank: self.rank, peer, what, endpoint: None });
             }
             let Some(deadline) = deadline else { return Ok(None) };
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Timeout { rank: self.rank, peer, what, waited: start.elapsed() });
+                return Err(Error::Timeout { rank: self.rank, peer, what, waited: start.elapsed(), endpoint: None });
             }
             state = self.hub.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -164,6 +164,7 @@ unsafe impl Links for Loopback {
             rank,
             peer: to,
             what: "a wait without an end".into(),
+            endpoint: None,
         })
     }
     fn try_reserve(&mut self, to: Rank, len: usize) -> Result<Option<SharedMut<'_>>> {
@@ -182,7 +183,12 @@ unsafe impl Links for Loopback {
     }
     fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> {
         let rank = self.rank;
-        self.receive_until(from, Some(deadline))?.ok_or(Error::Corrupt { rank, peer: from, what: "a wait without an end".into() })
+        self.receive_until(from, Some(deadline))?.ok_or(Error::Corrupt {
+            rank,
+            peer: from,
+            what: "a wait without an end".into(),
+            endpoint: None,
+        })
     }
     fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> {
         self.receive_until(from, None)

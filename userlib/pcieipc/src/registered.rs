@@ -80,7 +80,7 @@ impl Offer {
         let bytes = self.mapping.bytes();
         let map = |(peer, file): (Rank, Option<OwnedFd>)| {
             let Some(file) = file else { return Ok(None) };
-            let corrupt = |what: String| Error::Corrupt { rank, peer, what };
+            let corrupt = |what: String| Error::Corrupt { rank, peer, what, endpoint: None };
             let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|e| corrupt(format!("a buffer without seals ({e})")))?;
             if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
                 return Err(corrupt("a buffer that may shrink".into()));

@@ -146,9 +146,9 @@ fn pair(data_bytes: usize) -> (RankLinks<Shm>, RankLinks<Shm>, Reach) {
 
 fn typed(error: &Error) -> bool {
     match error {
-        Error::Corrupt { rank: 0, peer: 1, what } => !what.is_empty(),
+        Error::Corrupt { rank: 0, peer: 1, what, .. } => !what.is_empty(),
         Error::Mismatch { rank: 0, peer: 1, .. } | Error::PeerDied { rank: 0, peer: 1, .. } => true,
-        Error::Aborted { by: 1, why } => !why.chars().any(char::is_control),
+        Error::Aborted { by: 1, why, .. } => !why.chars().any(char::is_control),
         Error::Timeout { rank: 0, .. } => true,
         // A call after the one that failed.
         Error::Argument(why) => why.contains("an earlier collective"),
@@ -216,7 +216,7 @@ fn run(seed: u64, tally: &mut Tally) {
                     Error::Mismatch { .. } => tally.mismatch += 1,
                     _ => tally.other += 1,
                 }
-                let ended = matches!(&error, Error::Aborted { by: 0, why } if why.contains("before this call was over"));
+                let ended = matches!(&error, Error::Aborted { by: 0, why, .. } if why.contains("before this call was over"));
                 assert!(ended || typed(&error), "seed {seed}: {error:?}");
             }
         }

@@ -83,6 +83,7 @@ fn measure<T: Number>(seat: &Seat) -> std::result::Result<(), Failure> {
     let mut options = GroupOptions::new(seat.rank, job.ranks, &seat.meeting);
     options.executor.algorithm = job.algorithm.as_deref().map(str::parse).transpose().map_err(Failure::Use)?;
     options.executor.calibration = job.calibration;
+    options.executor.checked = job.checked;
     if let Over::Kmod { endpoints, mover } = &job.over {
         let mover = match mover {
             Mover::Processor => kmod::Mover::Processor,

@@ -45,11 +45,12 @@ impl Table {
     pub fn text(&self) -> String {
         let job = &self.job;
         let mut out = format!(
-            "# {} of {} ranks, {:?} memory, {}\n#\n",
+            "# {} of {} ranks, {:?} memory, {}{}\n#\n",
             job.collective,
             job.ranks,
             job.memory,
-            job.algorithm.as_deref().unwrap_or(if job.calibration.is_some() { "tuned" } else { "default algorithm" })
+            job.algorithm.as_deref().unwrap_or(if job.calibration.is_some() { "tuned" } else { "default algorithm" }),
+            if job.checked { ", checked" } else { "" }
         );
         let _ = writeln!(out, "#{:>52}{:>38}", "out-of-place", "in-place");
         let half = format!("{:>10}{:>9}{:>9}{:>8}", "time", "algbw", "busbw", "#wrong");

@@ -55,6 +55,9 @@ pub struct Bench {
     /// Choose algorithms by what `pcieipc tune` has stored for this machine
     #[arg(long, conflicts_with = "algorithm")]
     tuned: bool,
+    /// Checked mode: every record carries a CRC-32C, and only what matches it is reduced
+    #[arg(long)]
+    checked: bool,
     /// What carries the records
     #[arg(long, value_enum, default_value_t = Asked::Auto)]
     transport: Asked,
@@ -139,6 +142,7 @@ impl Bench {
             root: self.root.into(),
             algorithm: self.algorithm.map(|a| a.name().into()),
             calibration,
+            checked: self.checked,
             memory: self.memory,
             sizes: std::iter::successors(Some(self.min), |s| s.checked_mul(self.factor as usize))
                 .take_while(|s| *s <= self.max)

@@ -20,6 +20,8 @@ pub struct Job {
     pub transport: Transport,
     /// How.
     pub algorithm: Algorithm,
+    /// Whether every record carries a checksum.
+    pub checked: bool,
     /// The longest that one call may wait.
     pub timeout: Duration,
     /// The gradient file of every rank.

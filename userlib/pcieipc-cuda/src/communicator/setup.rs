@@ -43,7 +43,7 @@ impl Facts {
             let pci = String::from_utf8(bytes.get(25..)?.to_vec()).ok()?;
             Some(Self { process: word(0)?, ordinal: word(4)? as i32, mig: *bytes.get(8)? != 0, random, pci })
         };
-        parse().ok_or_else(|| Error::Corrupt { rank, peer, what: "the facts about its device".into() })
+        parse().ok_or_else(|| Error::Corrupt { rank, peer, what: "the facts about its device".into(), endpoint: None })
     }
 }
 
@@ -92,7 +92,7 @@ fn agree(group: &mut Group, what: &'static str, mine: &Claims, wait: Duration) -
     views[rank] = bytes;
     let ranks = views.len();
     if let Some(peer) = views.iter().position(|v| v.len() != ranks) {
-        return Err(Error::Corrupt { rank, peer, what: "its view of the paths".into() });
+        return Err(Error::Corrupt { rank, peer, what: "its view of the paths".into(), endpoint: None });
     }
     let path = |code: u8| [Path::Host, Path::Peer, Path::PeerWide][usize::from(code.min(2))];
     Ok((0..ranks).map(|a| (0..ranks).map(|b| path(views[a][b].min(views[b][a]))).collect()).collect())
@@ -210,7 +210,8 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     let mut control = control_file;
     for (peer, (_, mut files)) in given.into_iter().enumerate() {
         if peer == 0 && rank != 0 {
-            let file = files.pop().ok_or_else(|| Error::Corrupt { rank, peer, what: "no control memory".into() })?;
+            let file =
+                files.pop().ok_or_else(|| Error::Corrupt { rank, peer, what: "no control memory".into(), endpoint: None })?;
             control = Some(Shared::of(&device, file, CONTROL_BYTES)?);
         }
         if peer != rank && paths[rank][peer] == Path::Host {
@@ -283,7 +284,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
 }
 
 fn open(device: &Arc<dyn Device>, all: &[Facts], rank: usize, peer: usize, given: &[u8]) -> Result<Remote> {
-    let corrupt = || Error::Corrupt { rank, peer, what: "the handle of its mailbox".into() };
+    let corrupt = || Error::Corrupt { rank, peer, what: "the handle of its mailbox".into(), endpoint: None };
     let (handle, base) = given.split_at_checked(64).ok_or_else(corrupt)?;
     let base = u64::from_le_bytes(base.try_into().map_err(|_| corrupt())?);
     if all[peer].process == all[rank].process {

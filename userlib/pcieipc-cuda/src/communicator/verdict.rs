@@ -30,8 +30,8 @@ pub fn of(words: &Words, rank: usize, ranks: usize) -> Option<Error> {
 fn by_host(words: &Words, rank: usize, by: usize) -> Option<Error> {
     match words.told(by) {
         Told::Nothing => None,
-        Told::Died(peer) => Some(Error::PeerDied { rank, peer, what: "an all-reduce of device memory" }),
-        Told::Aborted(why) => Some(Error::Aborted { by, why }),
+        Told::Died(peer) => Some(Error::PeerDied { rank, peer, what: "an all-reduce of device memory", endpoint: None }),
+        Told::Aborted(why) => Some(Error::Aborted { by, why, endpoint: None }),
     }
 }
 
@@ -42,10 +42,12 @@ fn by_peer(words: &Words, rank: usize, by: usize) -> Error {
             let turned = Verdict { peer: by as u32, ours: theirs.theirs, theirs: theirs.ours, ..theirs };
             by_kernel(rank, &turned)
         }
-        Some(theirs) if theirs.code == CODE_TIMEOUT => {
-            Error::Aborted { by, why: format!("it waited {:?} for rank {}", Duration::from_nanos(theirs.waited_ns), theirs.peer) }
-        }
-        _ => Error::Aborted { by, why: "its kernels gave up".into() },
+        Some(theirs) if theirs.code == CODE_TIMEOUT => Error::Aborted {
+            by,
+            why: format!("it waited {:?} for rank {}", Duration::from_nanos(theirs.waited_ns), theirs.peer),
+            endpoint: None,
+        },
+        _ => Error::Aborted { by, why: "its kernels gave up".into(), endpoint: None },
     }
 }
 
@@ -57,6 +59,7 @@ fn by_kernel(rank: usize, verdict: &Verdict) -> Error {
             peer,
             what: STEPS.get(verdict.what as usize).copied().unwrap_or("an all-reduce"),
             waited: Duration::from_nanos(verdict.waited_ns),
+            endpoint: None,
         },
         CODE_MISMATCH => Error::Mismatch {
             rank,

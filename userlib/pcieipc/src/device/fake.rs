@@ -64,6 +64,7 @@ pub struct Endpoint {
     file: OwnedFd,
     page: Mapping,
     pub generation: u64,
+    pub serial: u64,
     pub doorbells: u64,
     pub dma_bytes: u64,
     attached: Option<u64>,
@@ -97,21 +98,7 @@ fn answer(errno: Errno) -> io::Error {
 
 impl FakeKernel {
     pub fn new(endpoints: usize) -> Arc<Self> {
-        let endpoint = |i: usize| {
-            let file = memory(PAGE);
-            let page = Mapping::new(file.as_fd(), 0, PAGE as usize, Access::ReadWrite).unwrap();
-            let endpoint = Endpoint {
-                file,
-                page,
-                generation: 10 + i as u64,
-                doorbells: 0,
-                dma_bytes: 0,
-                attached: None,
-                vectors: HashMap::new(),
-            };
-            endpoint.store(LIVE);
-            endpoint
-        };
+        let endpoint = |i: usize| Endpoint::new(10 + i as u64, 100 + i as u64);
         Arc::new(Self {
             world: Mutex::new(World {
                 versions: (1, 1),
@@ -134,6 +121,19 @@ impl FakeKernel {
         self.world.lock().unwrap()
     }
 
+    /// The endpoint is live again, in a new life.
+    pub fn renew(&self, endpoint: usize) {
+        self.world().endpoints[endpoint].generation += 100;
+        self.set_state(endpoint, LIVE);
+    }
+
+    /// The device of an endpoint that is gone is put back: a new endpoint.
+    pub fn put_back(&self, endpoint: usize) {
+        let mut world = self.world();
+        let (generation, serial) = (world.endpoints[endpoint].generation + 100, world.endpoints[endpoint].serial);
+        world.endpoints.push(Endpoint::new(generation, serial));
+    }
+
     /// Changes an endpoint's state: status first, then everybody is woken.
     pub fn set_state(&self, endpoint: usize, state: u64) {
         let world = self.world();
@@ -146,6 +146,15 @@ impl FakeKernel {
 }
 
 impl Endpoint {
+    fn new(generation: u64, serial: u64) -> Self {
+        let file = memory(PAGE);
+        let page = Mapping::new(file.as_fd(), 0, PAGE as usize, Access::ReadWrite).unwrap();
+        let vectors = HashMap::new();
+        let endpoint = Self { file, page, generation, serial, doorbells: 0, dma_bytes: 0, attached: None, vectors };
+        endpoint.store(LIVE);
+        endpoint
+    }
+
     fn word(&self) -> &AtomicU64 {
         // SAFETY: the page is mapped, aligned, and its first word is the status word.
         unsafe { AtomicU64::from_ptr(self.page.start().as_ptr().cast()) }
@@ -191,7 +200,7 @@ impl World {
                 let endpoint =
                     self.endpoints.get((info.endpoint as usize).wrapping_sub(1)).ok_or_else(|| answer(Errno::ENOENT))?;
                 info.state = (endpoint.word().load(Ordering::Acquire) & 0xff) as u32;
-                (info.generation, info.vectors) = (endpoint.generation, 7);
+                (info.generation, info.vectors, info.serial) = (endpoint.generation, 7, endpoint.serial);
                 let address = self.addresses.get(&info.endpoint).copied().unwrap_or(0x0001_0318);
                 (info.address, info.numa_node, info.iommu_group) = (address, -1, 5);
                 (info.doorbells, info.dma_bytes) = (endpoint.doorbells, endpoint.dma_bytes);

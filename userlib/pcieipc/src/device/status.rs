@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The status page: an endpoint's state without a system call.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::State;
-use crate::{abi::*, sys::Mapping};
+use crate::{abi::*, sys::Mapping, topology::LinkState};
 
 /// A mapped status page, written by the kernel.
 #[derive(Debug)]
@@ -40,6 +40,14 @@ impl Status {
     /// Interrupts that the endpoint raised in this life.
     pub fn interrupts(&self) -> u64 {
         self.load(std::mem::offset_of!(pcieipc_status, interrupts))
+    }
+
+    /// The link as last sampled; `None` while it is down or unknown.
+    pub fn link(&self) -> Option<LinkState> {
+        let at = std::mem::offset_of!(pcieipc_status, link);
+        // SAFETY: as in `load`, for a word of 32 bits.
+        let word = unsafe { AtomicU32::from_ptr(self.0.start().as_ptr().add(at).cast()) }.load(Ordering::Relaxed);
+        LinkState::from_fields(word & 0xff, word >> 8 & 0xff)
     }
 
     fn load(&self, offset: usize) -> u64 {

@@ -188,6 +188,7 @@ impl Arguments {
             shape.peer,
             plan.depth,
             self.place as usize,
+            shape.shares.fingerprint(),
         ] {
             hash = (hash ^ value as u64).wrapping_mul(0x0000_0100_0000_01b3);
             hash ^= hash >> 29;

@@ -60,7 +60,11 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         if let Some(end) = self.end.take() {
-            end(Err(Error::Aborted { by: self.rank, why: "the group ended or went on before this call was over".into() }));
+            end(Err(Error::Aborted {
+                by: self.rank,
+                why: "the group ended or went on before this call was over".into(),
+                endpoint: None,
+            }));
         }
     }
 }
@@ -117,7 +121,7 @@ impl<L: Links> Executor<L> {
             self.links.wait_for(&wants, now)?;
             let rank = self.links.rank();
             let (peer, what) = wants.first().map_or((rank, "its turn among the calls in flight"), |want| want.of());
-            return Err(Error::Timeout { rank, peer, what, waited });
+            return Err(Error::Timeout { rank, peer, what, waited, endpoint: None });
         }
         Ok(())
     }

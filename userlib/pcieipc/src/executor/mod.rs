@@ -3,6 +3,7 @@
 
 mod arguments;
 mod calls;
+mod checksum;
 mod choice;
 mod flight;
 mod request;
@@ -15,7 +16,7 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 use crate::{
     error::{Error, Rank, Result},
     link::Links,
-    plan::{self, Algorithm, Collective, Form, Plan, Shape, Tree},
+    plan::{self, Algorithm, Collective, Form, Plan, Shape, Shares, Tree},
     reduce::{Isa, Kind},
     tune::{self, Calibration},
 };
@@ -48,11 +49,23 @@ pub struct Options {
     /// What was measured of this machine: sizes then take what [`crate::tune`] predicts to be fastest, unless `algorithm` is given.
     /// Without it the fixed bounds above hold.
     pub calibration: Option<Calibration>,
+    /// Checked mode: every record carries a CRC-32C over its place in the call and its payload; the reader copies it, compares the
+    /// copy, and combines only what matched. What does not match is `Corrupt`, naming rank, record and shard. Registered buffers go
+    /// through rings then. Costs a copy and two passes over the data.
+    pub checked: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { algorithm: None, chunk: 128 << 10, direct_chunk: 4 << 20, one_shot_up_to: 8 << 10, tree: None, calibration: None }
+        Self {
+            algorithm: None,
+            chunk: 128 << 10,
+            direct_chunk: 4 << 20,
+            one_shot_up_to: 8 << 10,
+            tree: None,
+            calibration: None,
+            checked: false,
+        }
     }
 }
 
@@ -77,6 +90,7 @@ pub struct Executor<L> {
     links: L,
     options: Options,
     tree: Tree,
+    shares: Shares,
     isa: Isa,
     epoch: u32,
     /// Messages sent to and received from each rank: those calls are not made by all ranks, so they count for themselves.
@@ -122,6 +136,7 @@ impl<L: Links> Executor<L> {
             links,
             options,
             tree,
+            shares: Shares::default(),
             isa,
             epoch: 0,
             messages,
@@ -159,6 +174,15 @@ impl<L: Links> Executor<L> {
     /// Which ranks are near each other, as the present plans have it.
     pub fn tree(&self) -> &Tree {
         &self.tree
+    }
+
+    /// Gives the ranks these shards of a two-shot all-reduce from now on. All ranks call it with the same shares between two
+    /// collectives.
+    pub fn set_shares(&mut self, shares: Shares) {
+        if shares != self.shares {
+            self.shares = shares;
+            self.plans.clear();
+        }
     }
 
     /// The links, for those who look after them.
@@ -212,7 +236,7 @@ impl<L: Links> Executor<L> {
             )));
         }
         let number = self.number(&arguments);
-        Ok(Run::new(plan, arguments, number))
+        Ok(Run::new(plan, arguments, number).checked(self.options.checked))
     }
 
     fn group(&self) -> Group {
@@ -236,7 +260,8 @@ impl<L: Links> Executor<L> {
 
     fn plan(&mut self, arguments: &Arguments) -> Result<Arc<Plan>> {
         let Arguments { collective, kind, count, root, peer, .. } = *arguments;
-        let tune::Choice { algorithm, chunk } = self.choose(collective, count.saturating_mul(kind.size()), arguments.place != 0);
+        let tune::Choice { algorithm, chunk } =
+            self.choose(collective, count.saturating_mul(kind.size()), self.is_direct(arguments));
         let key = Key { collective, algorithm, chunk, kind, count, root, peer };
         if let Some(at) = self.plans.iter().rposition(|(k, _)| *k == key) {
             return Ok(self.plans[at].1.clone());
@@ -250,6 +275,11 @@ impl<L: Links> Executor<L> {
         Ok(plan)
     }
 
+    /// Whether ranks may read each other's buffers where they lie. A checksum of such a buffer would not prove what is read of it.
+    fn is_direct(&self, arguments: &Arguments) -> bool {
+        arguments.place != 0 && !self.options.checked
+    }
+
     /// The plan for a call, with chunks so small that a link holds as many as the plan needs.
     fn make(&self, key: Key) -> Result<Plan> {
         // Partial results are the longest form, so a chunk of them must fit into a record too.
@@ -259,7 +289,10 @@ impl<L: Links> Executor<L> {
         loop {
             let (ranks, align) = (self.ranks(), 64 / key.kind.size());
             bytes = bytes / 64 * 64;
-            let shape = Shape { ranks, count: key.count, chunk: bytes / size, align, root: key.root, peer: key.peer };
+            let owned = (key.collective, key.algorithm) == (Collective::AllReduce, Algorithm::TwoShot);
+            let shares = if owned { self.shares } else { Shares::default() };
+            let (root, peer) = (key.root, key.peer);
+            let shape = Shape { align, root, peer, shares, ..Shape::new(ranks, key.count, bytes / size) };
             let Some(plan) = plan::build(key.collective, key.algorithm, shape, self.rank(), &self.tree) else {
                 return Err(Error::Argument(format!("{} has no {} algorithm", key.collective, key.algorithm)));
             };
@@ -290,5 +323,7 @@ impl<L: Links> Executor<L> {
     }
 }
 
+#[cfg(test)]
+mod checked_tests;
 #[cfg(test)]
 mod tests;

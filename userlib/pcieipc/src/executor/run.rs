@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Instant};
 use super::{
     MAX_RANKS,
     arguments::{Arguments, mismatch},
+    checksum::{checksum, corrupt},
     trace::{Marks, Trace, now},
 };
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
     link::{Links, RecordHeader, Want},
     plan::{Algorithm, Form, Plan, Source, Step, Target},
     reduce::{self, In, Isa, Out},
+    ring::is_newer,
 };
 
 /// Chunks of so many bytes and more are streamed to the rank that reads them next.
@@ -35,6 +37,8 @@ pub struct Run {
     /// What stopped it; nothing when that is a call before it.
     want: Option<Want>,
     marks: Marks,
+    /// Whether records carry checksums.
+    checked: bool,
 }
 
 /// What a run does where it can not go on.
@@ -99,6 +103,9 @@ impl Traffic {
     }
 }
 
+/// A record that a step reads: from whom, what it says, where it lies, and its length.
+type Held = (Rank, RecordHeader, *const u8, usize);
+
 impl Run {
     pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32) -> Self {
         let word = arguments.word(&plan);
@@ -116,7 +123,13 @@ impl Run {
             received: [0; MAX_RANKS],
             want: None,
             marks: Marks::default(),
+            checked: false,
         }
+    }
+
+    /// With or without checksums.
+    pub fn checked(self, checked: bool) -> Self {
+        Self { checked, ..self }
     }
 
     pub fn plan(&self) -> &Plan {
@@ -146,7 +159,7 @@ impl Run {
         let Tools { links, isa, scratch, mut trace, volume } = tools;
         let plan = self.plan.clone();
         let (phases, ticks) = (plan.phases.len(), self.windows + plan.phases.len().saturating_sub(1));
-        let words = self.scratch_bytes() * plan.scratch * phases / 8;
+        let words = self.scratch_bytes() * (plan.scratch * phases + self.most_held()) / 8;
         if scratch.len() < words {
             scratch.resize(words, 0);
         }
@@ -181,6 +194,12 @@ impl Run {
         Ok(true)
     }
 
+    /// How many records a step reads at most, each of which needs a place of its own in checked mode.
+    fn most_held(&self) -> usize {
+        let links = |step: &Step| step.sources.iter().filter(|s| matches!(s, Source::Link { .. } | Source::Signal(_))).count();
+        if self.checked { self.plan.phases.iter().flatten().map(links).max().unwrap_or(0) } else { 0 }
+    }
+
     /// Bytes of a scratch place; each starts on a cache line.
     fn scratch_bytes(&self) -> usize {
         (self.plan.shape.chunk * self.arguments.kind.size_as(Form::Partial)).next_multiple_of(64)
@@ -209,6 +228,7 @@ impl Run {
 
         let mut ins = [In { ptr: std::ptr::null(), form: Form::Element }; MAX_RANKS];
         let mut inputs = 0;
+        let mut held: [Option<(usize, Held)>; MAX_RANKS] = [None; MAX_RANKS];
         for source in &step.sources {
             ins[inputs] = match *source {
                 Source::Input(start) => {
@@ -221,11 +241,17 @@ impl Run {
                 Source::PeerInput { of, start } => self.peer(of, start + offset, false)?,
                 Source::PeerOutput { of, start } => self.peer(of, start + offset, true)?,
                 Source::Signal(from) => match self.record(links, from, step, 0, pace)? {
-                    Some(_) => continue,
+                    Some(record) => {
+                        held[from] = Some((MAX_RANKS, record));
+                        continue;
+                    }
                     None => return Ok(false),
                 },
                 Source::Link { from, form } => match self.record(links, from, step, len * kind.size_as(form), pace)? {
-                    Some(ptr) => In { ptr, form },
+                    Some(record) => {
+                        held[from] = Some((inputs, record));
+                        In { ptr: record.2, form }
+                    }
                     None => return Ok(false),
                 },
             };
@@ -236,6 +262,7 @@ impl Run {
         let long = len * kind.size() >= STREAM_FROM;
         let direct = self.plan.algorithm == Algorithm::Direct;
         let mut outputs = 0;
+        let mut targets = [std::ptr::null(); MAX_RANKS];
         for target in &step.targets {
             outs[outputs] = match *target {
                 Target::Output(start) => {
@@ -248,7 +275,11 @@ impl Run {
                     None => return Ok(false),
                 },
                 Target::Link { to, form } => match self.room(links, to, len * kind.size_as(form), pace)? {
-                    Some(ptr) => Out { ptr, form, stream: long },
+                    Some(ptr) => {
+                        targets[to] = ptr.cast_const();
+                        // What is read again for its checksum stays in the cache.
+                        Out { ptr, form, stream: long && !self.checked }
+                    }
                     None => return Ok(false),
                 },
             };
@@ -256,6 +287,15 @@ impl Run {
         }
         if traced {
             self.marks.ready = now();
+        }
+        if self.checked {
+            let copies = self.plan.phases.len() * self.plan.scratch;
+            for (copy, (input, record)) in held.iter().flatten().enumerate() {
+                let here = self.verify(links.rank(), record, scratch.wrapping_add(unit * (copies + copy)))?;
+                if let Some(input) = ins.get_mut(*input) {
+                    input.ptr = here;
+                }
+            }
         }
         let divisor = step.finish.then_some(self.plan.ranks());
         let (ins, outs) = (&ins[..inputs], &outs[..outputs]);
@@ -281,8 +321,13 @@ impl Run {
                 Target::Signal(to) => (to, 0),
                 _ => continue,
             };
-            let header =
+            let mut header =
                 RecordHeader { epoch: self.epoch, step: self.sent[to] as u16, shard: step.shard, call: self.word, crc: 0 };
+            if self.checked {
+                let stored = targets[to];
+                // SAFETY: the room that was reserved for this record above, just stored by this rank; nobody else writes it.
+                header.crc = unsafe { checksum(links.rank(), to, header, stored, bytes) };
+            }
             links.commit(to, header, bytes)?;
             self.sent[to] = self.sent[to].wrapping_add(1);
         }
@@ -296,7 +341,7 @@ impl Run {
     }
 
     /// The next record from a peer, checked; nothing if it would have to be waited for.
-    fn record<L: Links>(&mut self, links: &mut L, from: Rank, step: &Step, want: usize, pace: Pace) -> Result<Option<*const u8>> {
+    fn record<L: Links>(&mut self, links: &mut L, from: Rank, step: &Step, want: usize, pace: Pace) -> Result<Option<Held>> {
         let (header, payload) = match pace {
             Pace::Until(deadline) => links.receive(from, deadline)?,
             Pace::Try(busy) if busy.from & 1 << from != 0 => {
@@ -312,8 +357,24 @@ impl Run {
             },
         };
         let (ptr, len) = (payload.as_ptr(), payload.len());
-        self.check(links.rank(), from, header, len, step, want)?;
-        Ok(Some(ptr))
+        if let Err(error) = self.check(links.rank(), from, header, len, step, want) {
+            // What a record says of itself is believed only if all of it is whole.
+            // SAFETY: the record stays mapped until it is released; whatever the sum is, the payload is not used.
+            let whole = !self.checked || header.crc == unsafe { checksum(from, links.rank(), header, ptr, len) };
+            return Err(if whole { error } else { corrupt(links.rank(), from, header, len) });
+        }
+        Ok(Some((from, header, ptr, len)))
+    }
+
+    /// Copies a record to memory that nobody else can write, and compares the copy with the record's checksum; gives the copy.
+    fn verify(&self, rank: Rank, &(from, header, ptr, len): &Held, copy: *mut u8) -> Result<*const u8> {
+        // SAFETY: the record's length is the one that the plan expects, for which `advance` has made a place; its pages stay
+        // mapped until it is released. If its writer changes it meanwhile, the copy does not match.
+        let whole = unsafe {
+            std::ptr::copy_nonoverlapping(ptr, copy, len);
+            checksum(from, rank, header, copy, len) == header.crc
+        };
+        if whole || cfg!(pcieipc_without = "crc") { Ok(copy) } else { Err(corrupt(rank, from, header, len)) }
     }
 
     /// Room for a record to a peer; nothing if it would have to be waited for.
@@ -352,6 +413,13 @@ impl Run {
         if header.call != self.word {
             return Err(mismatch(rank, from, self.word, header.call));
         }
+        if self.checked && is_newer(self.epoch, header.epoch) {
+            let what = format!(
+                "a record of call {} in call {}: it came twice, or the ranks do not make the same calls",
+                header.epoch, self.epoch
+            );
+            return Err(Error::Corrupt { rank, peer: from, what, endpoint: None });
+        }
         if header.epoch != self.epoch {
             return Err(Error::Mismatch {
                 rank,
@@ -369,6 +437,7 @@ impl Run {
                     "record {} of shard {} with {len} bytes, where record {} of shard {} with {want} bytes was due",
                     header.step, header.shard, self.received[from] as u16, step.shard
                 ),
+                endpoint: None,
             });
         }
         Ok(())

@@ -45,9 +45,9 @@ impl Group {
             count.checked_mul(size_of::<T>()).ok_or_else(|| Error::Argument(format!("{count} elements do not fit memory")))?;
         let offer = Offer::new(bytes)?;
         let unanswered = |peer: Rank, silence: Silence| match silence {
-            Silence::Late => Error::Timeout { rank, peer, what: "registering a buffer", waited: begun.elapsed() },
-            Silence::Closed => Error::PeerDied { rank, peer, what: "registering a buffer" },
-            Silence::Nonsense(what) => Error::Corrupt { rank, peer, what },
+            Silence::Late => Error::Timeout { rank, peer, what: "registering a buffer", waited: begun.elapsed(), endpoint: None },
+            Silence::Closed => Error::PeerDied { rank, peer, what: "registering a buffer", endpoint: None },
+            Silence::Nonsense(what) => Error::Corrupt { rank, peer, what, endpoint: None },
         };
         let ours = Message::Buffer { turn, number, bytes };
         let contacts =
@@ -68,7 +68,7 @@ impl Group {
                     continue;
                 }
                 Ok(OfTurn::Now(other, fds)) => Silence::Nonsense(format!("{other:?} with {} descriptors", fds.len())),
-                Ok(OfTurn::Later(_)) => Silence::Closed,
+                Ok(OfTurn::Later) => Silence::Closed,
                 Err(silence) => silence,
             };
             return Err(unanswered(peer, silence));

@@ -43,9 +43,9 @@ impl Group {
         let (begun, rank, turn, number) = (Instant::now(), self.rank(), self.turn, self.registered);
         self.registered = number.wrapping_add(1);
         let unanswered = |peer: Rank, silence: Silence| match silence {
-            Silence::Late => Error::Timeout { rank, peer, what, waited: begun.elapsed() },
-            Silence::Closed => Error::PeerDied { rank, peer, what },
-            Silence::Nonsense(what) => Error::Corrupt { rank, peer, what },
+            Silence::Late => Error::Timeout { rank, peer, what, waited: begun.elapsed(), endpoint: None },
+            Silence::Closed => Error::PeerDied { rank, peer, what, endpoint: None },
+            Silence::Nonsense(what) => Error::Corrupt { rank, peer, what, endpoint: None },
         };
         let ours = Message::Exchange { turn, number, what: what.to_owned(), bytes: bytes.to_vec() };
         let contacts =
@@ -65,7 +65,7 @@ impl Group {
                     continue;
                 }
                 Ok(OfTurn::Now(other, fds)) => Silence::Nonsense(format!("{other:?} with {} descriptors", fds.len())),
-                Ok(OfTurn::Later(_)) => Silence::Closed,
+                Ok(OfTurn::Later) => Silence::Closed,
                 Err(silence) => silence,
             };
             return Err(unanswered(peer, silence));

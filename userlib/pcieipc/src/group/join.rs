@@ -17,6 +17,7 @@ use crate::{
     sys::{Bell, Life, failed},
     transport::{
         Peer, RankLinks,
+        board::{Board, Watch},
         shm::{Own, Shm},
     },
 };
@@ -27,23 +28,28 @@ pub trait Join {
     fn offer(&mut self, peer: Rank) -> Result<Vec<OwnedFd>>;
     /// What a peer passed.
     fn accept(&mut self, peer: Rank, life: Option<Arc<Life>>, fds: Vec<OwnedFd>) -> Result<()>;
-    /// Everything was passed.
-    fn finish(self: Box<Self>) -> Result<Box<dyn GroupLinks>>;
+    /// Everything was passed; every wait looks at the board.
+    fn finish(self: Box<Self>, watch: Watch) -> Result<Box<dyn GroupLinks>>;
 }
 
 /// How the making of links ended.
 pub enum Joined {
     /// All members have their links.
-    Links(Box<dyn GroupLinks>),
-    /// Not all; the ranks (numbers of the meeting) that did not answer, and the later turn that somebody has begun.
-    Again { lost: Vec<Rank>, turn: u32, why: Error },
+    Links(Links),
+    /// Not all; the ranks (numbers of the meeting) that did not answer.
+    Again { lost: Vec<Rank>, why: Error },
+}
+
+/// What a new life of a group stands on.
+pub struct Links {
+    pub links: Box<dyn GroupLinks>,
+    pub board: Arc<Board>,
 }
 
 /// Makes links among `members` (numbers of the meeting, this rank among them).
 pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, mut transport: Box<dyn Join>, deadline: Instant) -> Result<Joined> {
     let again = |lost: Rank, silence: Silence| Joined::Again {
         lost: vec![lost],
-        turn: turn + 1,
         why: Error::Meeting(format!("rank {lost} met, but while links were made {silence}")),
     };
     let peers = || members.iter().enumerate().filter_map(|(new, &old)| Some((new, old, mesh.contacts.get(old)?.as_ref()?)));
@@ -53,39 +59,59 @@ pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, mut transport: Box<dyn Joi
         }
     };
     let own = |result: Result<()>| result.inspect_err(|error| tell_all(&Message::Failed { turn, why: error.to_string() }));
+    // The lowest member makes the board.
+    let (first, mut board) = (members.first().copied().unwrap_or(mesh.rank), None);
+    if first == mesh.rank {
+        own(Board::new().map(|b| board = Some(b)))?;
+    }
     for (new, old, contact) in peers() {
         let mut fds = Vec::new();
         own(transport.offer(new).map(|f| fds = f))?;
-        let borrowed: Vec<_> = fds.iter().map(|f| f.as_fd()).collect();
+        let borrowed: Vec<_> = fds.iter().map(|f| f.as_fd()).chain(board.iter().map(Board::file)).collect();
         if let Err(silence) = contact.send(&Message::Offer { turn }, &borrowed) {
             return Ok(again(old, silence));
         }
     }
     for (new, old, contact) in peers() {
         match next(mesh.rank, old, contact.receive_of_turn(turn, deadline))? {
-            Next::Message(Message::Offer { .. }, fds) => own(transport.accept(new, contact.life.clone(), fds))?,
+            Next::Message(Message::Offer { .. }, mut fds) => {
+                if old == first {
+                    let file = fds.pop().ok_or_else(|| Error::Corrupt {
+                        rank: mesh.rank,
+                        peer: new,
+                        what: "no board".into(),
+                        endpoint: None,
+                    });
+                    own(file.and_then(|f| Board::from_peer(mesh.rank, new, f)).map(|b| board = Some(b)))?;
+                }
+                own(transport.accept(new, contact.life.clone(), fds))?;
+            }
             Next::Message(other, _) => return Ok(again(old, Silence::Nonsense(format!("{other:?}")))),
             Next::Silence(silence) => return Ok(again(old, silence)),
-            Next::Later(turn, why) => return Ok(Joined::Again { lost: vec![], turn, why }),
+            Next::Later(why) => return Ok(Joined::Again { lost: vec![], why }),
         }
     }
-    let links = transport.finish().inspect_err(|error| tell_all(&Message::Failed { turn, why: error.to_string() }))?;
+    let Some(board) = board.map(Arc::new) else {
+        return Ok(again(first, Silence::Nonsense("no board".into())));
+    };
+    let watch = Watch::new(board.clone(), members);
+    let links = transport.finish(watch).inspect_err(|error| tell_all(&Message::Failed { turn, why: error.to_string() }))?;
     tell_all(&Message::Ready { turn });
     for (_, old, contact) in peers() {
         match next(mesh.rank, old, contact.receive_of_turn(turn, deadline))? {
             Next::Message(Message::Ready { .. }, _) => {}
             Next::Message(other, _) => return Ok(again(old, Silence::Nonsense(format!("{other:?}")))),
             Next::Silence(silence) => return Ok(again(old, silence)),
-            Next::Later(turn, why) => return Ok(Joined::Again { lost: vec![], turn, why }),
+            Next::Later(why) => return Ok(Joined::Again { lost: vec![], why }),
         }
     }
-    Ok(Joined::Links(links))
+    Ok(Joined::Links(Links { links, board }))
 }
 
 enum Next {
     Message(Message, Vec<OwnedFd>),
     Silence(Silence),
-    Later(u32, Error),
+    Later(Error),
 }
 
 fn next(rank: Rank, peer: Rank, received: Result<OfTurn, Silence>) -> Result<Next> {
@@ -94,9 +120,7 @@ fn next(rank: Rank, peer: Rank, received: Result<OfTurn, Silence>) -> Result<Nex
             Err(Error::Meeting(format!("rank {peer} could not make its links to rank {rank}: {why}")))
         }
         Ok(OfTurn::Now(message, fds)) => Ok(Next::Message(message, fds)),
-        Ok(OfTurn::Later(turn)) => {
-            Ok(Next::Later(turn, Error::Meeting(format!("rank {peer} began again while links were made"))))
-        }
+        Ok(OfTurn::Later) => Ok(Next::Later(Error::Meeting(format!("rank {peer} began again while links were made")))),
         Err(silence) => Ok(Next::Silence(silence)),
     }
 }
@@ -106,7 +130,7 @@ pub enum OfTurn {
     /// Of this turn.
     Now(Message, Vec<OwnedFd>),
     /// Of a later one.
-    Later(u32),
+    Later,
 }
 
 impl super::mesh::Contact {
@@ -116,8 +140,9 @@ impl super::mesh::Contact {
             let (message, fds) = self.receive(deadline)?;
             let its = match &message {
                 Message::Hello { .. } => return Err(Silence::Nonsense("a second introduction".into())),
-                Message::Survivors { turn, .. }
-                | Message::Offer { turn }
+                // Said to one that returns, which has heard it from another already.
+                Message::Members { .. } | Message::Committed { .. } => continue,
+                Message::Offer { turn }
                 | Message::Ready { turn }
                 | Message::Buffer { turn, .. }
                 | Message::Exchange { turn, .. }
@@ -127,7 +152,7 @@ impl super::mesh::Contact {
                 return Ok(OfTurn::Now(message, fds));
             }
             if its > turn {
-                return Ok(OfTurn::Later(its));
+                return Ok(OfTurn::Later);
             }
         }
     }
@@ -170,10 +195,15 @@ impl Join for JoinShm {
     fn accept(&mut self, peer: Rank, life: Option<Arc<Life>>, fds: Vec<OwnedFd>) -> Result<()> {
         let count = fds.len();
         let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
-            return Err(Error::Corrupt { rank: self.rank, peer, what: format!("{count} descriptors instead of 2") });
+            return Err(Error::Corrupt {
+                rank: self.rank,
+                peer,
+                what: format!("{count} descriptors instead of 2"),
+                endpoint: None,
+            });
         };
         let Some(own) = self.offered[peer].take() else {
-            return Err(Error::Corrupt { rank: self.rank, peer, what: "a second offer".into() });
+            return Err(Error::Corrupt { rank: self.rank, peer, what: "a second offer".into(), endpoint: None });
         };
         let (outward, inward) = own.join(self.rank, peer, file)?;
         self.bells[peer] = Some(Bell::from_peer(bell));
@@ -182,8 +212,8 @@ impl Join for JoinShm {
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<Box<dyn GroupLinks>> {
+    fn finish(self: Box<Self>, watch: Watch) -> Result<Box<dyn GroupLinks>> {
         let Self { rank, data_bytes, bell, bells, peers, .. } = *self;
-        Ok(Box::new(RankLinks::new(rank, peers, Shm::new(bells), bell, data_bytes)))
+        Ok(Box::new(RankLinks::new(rank, peers, Shm::new(bells), bell, data_bytes).watching(watch)))
     }
 }

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Links over channels of the module on their way, and the session that they stand on.
 
-use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{GroupLinks, join::Join, near::Host};
 use crate::{
     device::{DeviceError, EndpointId, NODE, Node, Session, State},
-    error::{Error, Rank, Result},
+    error::{EndpointRef, Error, Rank, Result},
     ring::{Reader, Writer},
     sys::{Bell, Kernel, Life, Linux, failed},
     transport::{
         Peer, RankLinks,
+        board::Watch,
         kmod::{Kmod, Mover, Wiring},
     },
 };
@@ -18,10 +24,13 @@ use crate::{
 /// How a rank uses the module.
 #[derive(Debug, Clone)]
 pub struct KmodOptions {
-    /// The rank's endpoint; `None` takes the one that is at the rank's place among the live ones.
+    /// The rank's endpoint; `None` takes the one that is at the rank's place among the live ones; a
+    /// process that takes the place of another takes the first that is free.
     pub endpoint: Option<EndpointId>,
     /// Who moves records into a peer's ring.
     pub mover: Mover,
+    /// Whether a link that trains down is the error `LinkDegraded`; otherwise it only shows in `Group::degraded_links`.
+    pub degraded_link_is_error: bool,
     /// The module's node.
     pub node: PathBuf,
     /// Who executes system calls; tests have their own.
@@ -32,34 +41,109 @@ pub struct KmodOptions {
 
 impl Default for KmodOptions {
     fn default() -> Self {
-        Self { endpoint: None, mover: Mover::default(), node: NODE.into(), kernel: Arc::new(Linux), host: Some(Host::default()) }
+        Self {
+            endpoint: None,
+            mover: Mover::default(),
+            degraded_link_is_error: false,
+            node: NODE.into(),
+            kernel: Arc::new(Linux),
+            host: Some(Host::default()),
+        }
     }
 }
 
 impl KmodOptions {
-    /// Takes the rank's endpoint.
-    pub(super) fn attach(&self, rank: Rank, ranks: usize) -> Result<Arc<Session>> {
+    /// Takes the rank's endpoint; `returning`: in place of a process that had it.
+    pub(super) fn attach(&self, rank: Rank, ranks: usize, returning: bool) -> Result<Taken> {
         let node = Node::open_with(self.kernel.clone(), &self.node)?;
         let endpoint = match self.endpoint {
             Some(endpoint) => endpoint,
-            None => by_rank(&node, rank, ranks)?,
+            None => by_rank(&node, rank, ranks, returning)?,
         };
-        let vectors = node.endpoint(endpoint)?.vectors.min(ranks.saturating_sub(1) as u32).max(1);
-        Ok(Arc::new(node.attach(endpoint, vectors)?))
+        let info = node.endpoint(endpoint)?;
+        let vectors = info.vectors.min(ranks.saturating_sub(1) as u32).max(1);
+        let session = Arc::new(node.attach(endpoint, vectors)?);
+        Ok(Taken { session, vectors, serial: info.serial, address: info.address })
     }
 }
 
-fn by_rank(node: &Node, rank: Rank, ranks: usize) -> Result<EndpointId> {
+/// How often the module is asked for an endpoint that is away.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A rank's endpoint, and by what it is known again when it returns under another id.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub session: Arc<Session>,
+    vectors: u32,
+    serial: Option<u64>,
+    address: String,
+}
+
+impl Taken {
+    /// Waits for the endpoint's present life, and takes it.
+    pub(super) fn restore(&mut self, options: &KmodOptions, rank: Rank, by: Instant) -> Result<()> {
+        loop {
+            let word = self.session.status().word();
+            let endpoint = EndpointRef { id: self.session.endpoint().0, generation: self.session.generation() };
+            let away = match word.state {
+                State::Live if word.generation == endpoint.generation => return Ok(()),
+                State::Live => match self.session.recover() {
+                    Ok(_) => return Ok(()),
+                    Err(DeviceError::Recovering | DeviceError::Stale) => Error::EndpointRecovering { peer: rank, endpoint },
+                    Err(DeviceError::Gone) => Error::EndpointGone { peer: rank, endpoint },
+                    Err(other) => return Err(other.into()),
+                },
+                State::Recovering => Error::EndpointRecovering { peer: rank, endpoint },
+                _ => match self.find_again(options) {
+                    Ok(Some(session)) => {
+                        self.session = Arc::new(session);
+                        return Ok(());
+                    }
+                    // It came and went, or a session that ends still has it.
+                    Ok(None) | Err(DeviceError::Busy { .. } | DeviceError::NoEndpoint(_) | DeviceError::Gone) => {
+                        Error::EndpointGone { peer: rank, endpoint }
+                    }
+                    Err(DeviceError::Recovering | DeviceError::Stale) => Error::EndpointRecovering { peer: rank, endpoint },
+                    Err(other) => return Err(other.into()),
+                },
+            };
+            if Instant::now() >= by {
+                return Err(away);
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+    }
+
+    /// The same device in a later life: by its serial number, or at the same place where it has none.
+    fn find_again(&mut self, options: &KmodOptions) -> Result<Option<Session>, DeviceError> {
+        let node = Node::open_with(options.kernel.clone(), &options.node)?;
+        for id in node.endpoints()? {
+            let Ok(info) = node.endpoint(id) else { continue };
+            let same = match (self.serial, info.serial) {
+                (Some(before), Some(now)) => before == now,
+                _ => info.address == self.address,
+            };
+            if same && info.state == State::Live && id != self.session.endpoint() {
+                let session = node.attach(id, self.vectors.min(info.vectors).max(1))?;
+                self.address = info.address;
+                return Ok(Some(session));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn by_rank(node: &Node, rank: Rank, ranks: usize, returning: bool) -> Result<EndpointId> {
     let mut live = Vec::new();
     for id in node.endpoints()? {
         match node.endpoint(id) {
-            Ok(info) if info.state == State::Live => live.push(id),
+            Ok(info) if info.state == State::Live && !(returning && info.attached) => live.push(id),
             // Gone since it was listed.
             Ok(_) | Err(DeviceError::NoEndpoint(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    live.get(rank).copied().ok_or_else(|| {
+    live.get(if returning { 0 } else { rank }).copied().ok_or_else(|| {
         Error::Argument(format!(
             "{} live endpoints for {ranks} ranks: bind more (`pcieipc info` lists them), start fewer ranks, or use shared memory",
             live.len()
@@ -78,7 +162,8 @@ pub(super) struct JoinKmod {
 impl JoinKmod {
     pub fn new(rank: Rank, ranks: usize, data_bytes: usize, options: &KmodOptions, session: Arc<Session>) -> Result<Self> {
         let bell = Bell::new().map_err(failed("eventfd", "raise the limit of open files"))?;
-        let wiring = Wiring::new(session, options.kernel.clone(), (rank, ranks), data_bytes, options.mover, &bell)?;
+        let wiring = Wiring::new(session, options.kernel.clone(), (rank, ranks), data_bytes, options.mover, &bell)?
+            .strict(options.degraded_link_is_error);
         Ok(Self { rank, data_bytes, bell, wiring, peers: (0..ranks).map(|_| None).collect() })
     }
 }
@@ -91,15 +176,20 @@ impl Join for JoinKmod {
     fn accept(&mut self, peer: Rank, life: Option<Arc<Life>>, fds: Vec<OwnedFd>) -> Result<()> {
         let count = fds.len();
         let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
-            return Err(Error::Corrupt { rank: self.rank, peer, what: format!("{count} descriptors instead of 1") });
+            return Err(Error::Corrupt {
+                rank: self.rank,
+                peer,
+                what: format!("{count} descriptors instead of 1"),
+                endpoint: None,
+            });
         };
         let (outward, inward) = self.wiring.accept(peer, fd, &self.bell)?;
         self.peers[peer] = Some(Peer { writer: Writer::new(outward), reader: Reader::new(inward), life });
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<Box<dyn GroupLinks>> {
+    fn finish(self: Box<Self>, watch: Watch) -> Result<Box<dyn GroupLinks>> {
         let Self { rank, data_bytes, bell, wiring, peers } = *self;
-        Ok(Box::new(RankLinks::new(rank, peers, wiring.finish(), bell, data_bytes)))
+        Ok(Box::new(RankLinks::new(rank, peers, wiring.finish(), bell, data_bytes).watching(watch)))
     }
 }

@@ -150,3 +150,97 @@ fn more_ranks_than_live_endpoints_is_said_before_anybody_waits() {
     assert!(error.to_string().contains("1 live endpoints for 2 ranks"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
+
+/// Reduces until an error; gives it.
+fn until_an_error(group: &mut Group, members: &[Rank], mut before: impl FnMut()) -> Error {
+    loop {
+        before();
+        if let Err(error) = reduces_right(group, members, 20_000) {
+            return error;
+        }
+    }
+}
+
+#[test]
+fn all_ranks_are_back_when_an_endpoint_recovered_was_reset_or_was_put_back() {
+    for (away, back) in [(RECOVERING, FakeKernel::renew as fn(&FakeKernel, usize)), (GONE, FakeKernel::put_back)] {
+        let kernel = FakeKernel::new(4);
+        let (calls, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        ranks(&kernel, 4, Mover::Engine, |mut group| {
+            until_an_error(&mut group, &[0, 1, 2, 3], || {
+                if calls.fetch_add(1, Ordering::Relaxed) == 12 {
+                    kernel.set_state(2, away);
+                }
+            });
+            // It comes back while the others wait already.
+            if failed.fetch_add(1, Ordering::Relaxed) == 3 {
+                back(&kernel, 2);
+            }
+            let generation = group.session().unwrap().generation();
+            group.recover(PATIENCE).unwrap();
+            assert_eq!(group.members(), [0, 1, 2, 3]);
+            let now = group.session().unwrap();
+            assert_eq!(now.generation() > generation, group.rank() == 2);
+            assert_eq!(now.endpoint().0, if group.rank() == 2 && away == GONE { 5 } else { group.rank() as u32 + 1 });
+            for count in [1, 20_000] {
+                reduces_right(&mut group, &[0, 1, 2, 3], count).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_was_left_out_for_its_endpoint_comes_back_later() {
+    let kernel = FakeKernel::new(3);
+    let (calls, shrunk) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    ranks(&kernel, 3, Mover::Processor, |mut group| {
+        until_an_error(&mut group, &[0, 1, 2], || {
+            if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                kernel.set_state(1, GONE);
+            }
+        });
+        if group.rank() == 1 {
+            assert!(matches!(group.shrink(PATIENCE), Err(Error::EndpointGone { peer: 1, .. })));
+            assert!(group.is_excluded());
+            while shrunk.load(Ordering::Relaxed) < 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            kernel.put_back(1);
+        } else {
+            group.shrink(PATIENCE).unwrap();
+            assert_eq!(group.members(), [0, 2]);
+            reduces_right(&mut group, &[0, 2], 1000).unwrap();
+            shrunk.fetch_add(1, Ordering::Relaxed);
+            // Both learn in the same call that somebody waits.
+            while group.agree(true, PATIENCE).unwrap().returned.is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        group.recover(PATIENCE).unwrap();
+        assert_eq!(group.members(), [0, 1, 2]);
+        reduces_right(&mut group, &[0, 1, 2], 20_000).unwrap();
+    });
+}
+
+#[test]
+fn an_endpoint_that_stays_away_is_named_to_its_rank_and_the_others_can_shrink() {
+    let kernel = FakeKernel::new(3);
+    let calls = AtomicUsize::new(0);
+    ranks(&kernel, 3, Mover::Processor, |mut group| {
+        let rank = group.rank();
+        until_an_error(&mut group, &[0, 1, 2], || {
+            if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                kernel.set_state(0, GONE);
+            }
+        });
+        let error = group.recover(Duration::from_secs(3)).unwrap_err();
+        if rank == 0 {
+            assert!(matches!(error, Error::EndpointGone { peer: 0, .. }), "{error}");
+            return;
+        }
+        assert!(matches!(&error, Error::Meeting(why) if why.contains("rank 0 did not come back")), "{error}");
+        group.shrink(PATIENCE).unwrap();
+        assert_eq!(group.members(), [1, 2]);
+        reduces_right(&mut group, &[1, 2], 20_000).unwrap();
+    });
+}

@@ -15,7 +15,7 @@ use nix::{
 
 use super::{
     directory::Directory,
-    message::{Message, Silence, receive, send},
+    message::{Message, Silence, peek, receive, send},
 };
 use crate::{
     error::{Error, Rank, Result},
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Of the packets in `message`.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 /// How often a rank that is not there yet is called.
 const CALL_AGAIN: Duration = Duration::from_millis(5);
 /// How long one that connects may take to say who it is.
@@ -73,8 +73,20 @@ impl Contact {
         send(self.socket.as_fd(), message, fds)
     }
 
+    /// Waits for one packet. The end of its process counts, also when somebody else still holds the socket.
     pub fn receive(&self, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), Silence> {
-        receive(self.socket.as_fd(), deadline)
+        receive(self.socket.as_fd(), self.life.as_ref().map(|l| l.as_fd()), deadline)
+    }
+
+    /// The next packet, which stays, if there is one.
+    pub fn peek(&self) -> Result<Option<Message>, Silence> {
+        peek(self.socket.as_fd())
+    }
+
+    /// Whether the other end was closed: by one that left, or by the last holder after its process has ended. For a thread of
+    /// this process it is all that can be seen.
+    pub fn is_closed(&self) -> bool {
+        matches!(peek(self.socket.as_fd()), Err(Silence::Closed))
     }
 
     /// Whether its process has ended; waits for that a little, since a process closes its sockets before it has ended.
@@ -83,74 +95,125 @@ impl Contact {
     }
 }
 
+/// Whom a rank meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meeting {
+    /// All, for the first time.
+    First,
+    /// Those that return, as one that has stayed.
+    Stayed,
+    /// Those that have stayed, and others that return, as one that returns.
+    Returning,
+}
+
+/// What all meetings of a rank share.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    pub directory: &'a Directory,
+    pub configuration: &'a [(String, String)],
+}
+
 impl Mesh {
-    /// Meets all ranks: calls the lower ones, is called by the higher ones.
-    pub fn meet(
-        directory: &Directory,
-        rank: Rank,
-        ranks: usize,
-        configuration: &[(String, String)],
-        deadline: Instant,
-    ) -> Result<Self> {
-        let mut mesh = Self { rank, contacts: (0..ranks).map(|_| None).collect() };
-        if ranks == 1 {
-            return Ok(mesh);
-        }
-        let begun = Instant::now();
-        let place = directory.take(rank, ranks)?;
-        let hello = Message::Hello { protocol: PROTOCOL, rank, ranks, configuration: configuration.to_vec() };
-        loop {
-            for lower in 0..rank {
-                if mesh.contacts[lower].is_none() {
-                    mesh.call(directory, lower, &hello)?;
-                }
-            }
-            while mesh.answer(place.socket.as_fd(), &hello, configuration, deadline)? {}
-            mesh.nobody_has_left()?;
-            let missing: Vec<String> =
-                (0..ranks).filter(|&r| r != rank && mesh.contacts[r].is_none()).map(|r| r.to_string()).collect();
-            if missing.is_empty() {
-                break;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Error::Meeting(format!(
-                    "rank {} did not come within {:.1?}; start it with the same directory, or look why it ended",
-                    missing.join(", "),
-                    begun.elapsed()
-                )));
-            }
-            // Only lower ranks have to be called again; higher ones make the socket readable.
-            let nap = if (0..rank).any(|r| mesh.contacts[r].is_none()) { CALL_AGAIN } else { Duration::from_millis(200) };
-            wait_readable(&[place.socket.as_fd()], left.min(nap)).map_err(failed("ppoll", "this should not happen"))?;
-        }
-        // The lower ranks' answers to our calls.
-        for lower in 0..rank {
-            let Some(contact) = &mesh.contacts[lower] else { continue };
-            match contact.receive(deadline) {
-                Ok((message, _)) => mesh.check_hello(&message, Some(lower), configuration).map(drop)?,
-                Err(silence) => return Err(Error::Meeting(format!("rank {lower} met but then {silence}"))),
-            }
-        }
-        Ok(mesh)
+    /// A rank that has met nobody yet.
+    pub fn alone(rank: Rank, ranks: usize) -> Self {
+        Self { rank, contacts: (0..ranks).map(|_| None).collect() }
     }
 
-    fn call(&mut self, directory: &Directory, lower: Rank, hello: &Message) -> Result<()> {
-        let Some(socket) = directory.call(lower)? else { return Ok(()) };
-        let Some(contact) = Contact::new(socket)? else { return Ok(()) };
-        // One that has ended since is called again.
-        if contact.send(hello, &[]).is_ok() {
-            self.contacts[lower] = Some(contact);
+    /// Meets all ranks.
+    pub fn meet(place: Place<'_>, rank: Rank, ranks: usize, deadline: Instant) -> Result<Self> {
+        let (mut mesh, begun) = (Self::alone(rank, ranks), Instant::now());
+        let missing = mesh.gather(place, Meeting::First, deadline)?;
+        if missing.is_empty() {
+            return Ok(mesh);
         }
-        Ok(())
+        let missing: Vec<String> = missing.iter().map(|r| r.to_string()).collect();
+        Err(Error::Meeting(format!(
+            "rank {} did not come within {:.1?}; start it with the same directory, or look why it ended",
+            missing.join(", "),
+            begun.elapsed()
+        )))
+    }
+
+    /// Meets all ranks to which there is no contact: calls the lower ones, is called by the higher ones. Gives those that did not
+    /// come in time. One that returns stops early, when it has been told by one that has stayed who makes links.
+    pub fn gather(&mut self, place: Place<'_>, meeting: Meeting, deadline: Instant) -> Result<Vec<Rank>> {
+        let (rank, ranks) = (self.rank, self.contacts.len());
+        let mut unanswered = vec![false; ranks];
+        if self.missing().is_empty() {
+            return Ok(Vec::new());
+        }
+        let listener = place.directory.take(rank, ranks)?;
+        let returning = meeting == Meeting::Returning;
+        let configuration = place.configuration.to_vec();
+        let hello = Message::Hello { protocol: PROTOCOL, rank, ranks, returning, configuration };
+        loop {
+            for lower in 0..rank {
+                if self.contacts[lower].is_none() {
+                    unanswered[lower] = self.call(place.directory, lower, &hello)?;
+                }
+            }
+            while self.answer(listener.socket.as_fd(), place, meeting, &hello, deadline)? {}
+            if meeting == Meeting::First {
+                self.nobody_has_left()?;
+            } else if returning && self.told_who_is_there(place, &mut unanswered)? {
+                return Ok(self.missing());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.missing().is_empty() || left.is_zero() {
+                // The lower ranks' answers to our calls.
+                for lower in (0..rank).filter(|r| std::mem::take(&mut unanswered[*r])) {
+                    self.hear_answer(lower, place, meeting, deadline)?;
+                }
+                let missing = self.missing();
+                if missing.is_empty() || left.is_zero() {
+                    return Ok(missing);
+                }
+            }
+            // Only lower ranks have to be called again; higher ones make the socket readable.
+            let again = returning || (0..rank).any(|r| self.contacts[r].is_none());
+            let nap = if again { CALL_AGAIN } else { Duration::from_millis(200) };
+            wait_readable(&[listener.socket.as_fd()], left.min(nap)).map_err(failed("ppoll", "this should not happen"))?;
+        }
+    }
+
+    /// Ranks to which there is no contact.
+    pub fn missing(&self) -> Vec<Rank> {
+        self.contacts.iter().enumerate().filter(|(r, c)| *r != self.rank && c.is_none()).map(|(r, _)| r).collect()
+    }
+
+    /// The answer of a rank that was called. One that does not answer has not come, except at the first meeting, which ends.
+    fn hear_answer(&mut self, lower: Rank, place: Place<'_>, meeting: Meeting, deadline: Instant) -> Result<()> {
+        let Some(contact) = &self.contacts[lower] else { return Ok(()) };
+        let answer = match contact.receive(deadline) {
+            Ok((message, _)) if meeting.takes(&message) => self.check_hello(&message, Some(lower), place).map(drop),
+            Ok((message, _)) => Err(Error::Meeting(format!("rank {lower} met another group: {message:?}"))),
+            Err(silence) => Err(Error::Meeting(format!("rank {lower} met but then {silence}"))),
+        };
+        if answer.is_err() {
+            self.contacts[lower] = None;
+        }
+        if meeting == Meeting::First { answer } else { Ok(()) }
+    }
+
+    /// Calls a rank; says whether it is there, so that its answer is to be heard.
+    fn call(&mut self, directory: &Directory, lower: Rank, hello: &Message) -> Result<bool> {
+        let Some(socket) = directory.call(lower)? else { return Ok(false) };
+        let Some(contact) = Contact::new(socket)? else { return Ok(false) };
+        // One that has ended since is called again.
+        if contact.send(hello, &[]).is_err() {
+            return Ok(false);
+        }
+        self.contacts[lower] = Some(contact);
+        Ok(true)
     }
 
     /// Takes one caller, if there is one.
     fn answer(
         &mut self,
         listener: BorrowedFd<'_>,
+        place: Place<'_>,
+        meeting: Meeting,
         hello: &Message,
-        configuration: &[(String, String)],
         deadline: Instant,
     ) -> Result<bool> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -163,20 +226,29 @@ impl Mesh {
         };
         let Some(contact) = Contact::new(socket)? else { return Ok(true) };
         let by = deadline.min(Instant::now() + INTRODUCTION);
-        // One that says nothing, or nonsense, is not of this group.
+        // One that says nothing, or nonsense, is not of this group; nor is one that comes for another meeting.
         let Ok((message @ Message::Hello { .. }, _)) = contact.receive(by) else { return Ok(true) };
+        if !meeting.takes(&message) {
+            return Ok(true);
+        }
         // Answered before it is checked, so that the caller sees what differs too.
         let answered = contact.send(hello, &[]);
-        let rank = self.check_hello(&message, None, configuration)?;
+        let rank = match self.check_hello(&message, None, place) {
+            Ok(rank) => rank,
+            // It was told; those that have stayed go on.
+            Err(_) if meeting == Meeting::Stayed => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let twice = || Err(Error::Meeting(format!("two processes say that they are rank {rank}; give each rank its own number")));
         if rank <= self.rank {
-            return Err(Error::Meeting(format!("two processes say that they are rank {rank}; give each rank its own number")));
+            return if meeting == Meeting::Stayed { Ok(true) } else { twice() };
         }
         if answered.is_ok() {
             match &self.contacts[rank] {
-                Some(before) if !before.has_ended(Duration::ZERO) => {
-                    return Err(Error::Meeting(format!(
-                        "two processes say that they are rank {rank}; give each rank its own number"
-                    )));
+                Some(before) if !before.has_ended(Duration::ZERO) && !before.is_closed() => {
+                    if meeting == Meeting::First {
+                        return twice();
+                    }
                 }
                 _ => self.contacts[rank] = Some(contact),
             }
@@ -185,8 +257,9 @@ impl Mesh {
     }
 
     /// Compares the caller's view with ours; gives its rank.
-    fn check_hello(&self, message: &Message, expected: Option<Rank>, ours: &[(String, String)]) -> Result<Rank> {
-        let Message::Hello { protocol, rank: peer, ranks, configuration: theirs } = message else {
+    fn check_hello(&self, message: &Message, expected: Option<Rank>, place: Place<'_>) -> Result<Rank> {
+        let ours = place.configuration;
+        let Message::Hello { protocol, rank: peer, ranks, configuration: theirs, .. } = message else {
             return Err(Error::Meeting(format!("a process did not say who it is, but {message:?}")));
         };
         let (rank, peer) = (self.rank, *peer);
@@ -213,9 +286,44 @@ impl Mesh {
     fn nobody_has_left(&self) -> Result<()> {
         for (rank, contact) in self.contacts.iter().enumerate() {
             if contact.as_ref().is_some_and(|c| c.has_ended(Duration::ZERO)) {
-                return Err(Error::PeerDied { rank: self.rank, peer: rank, what: "meeting" });
+                return Err(Error::PeerDied { rank: self.rank, peer: rank, what: "meeting", endpoint: None });
             }
         }
         Ok(())
+    }
+
+    /// Whether one that has stayed has said who makes links. Contacts that have gone again are forgotten.
+    fn told_who_is_there(&mut self, place: Place<'_>, unanswered: &mut [bool]) -> Result<bool> {
+        let mut told = false;
+        for peer in 0..self.contacts.len() {
+            // Its answer to our call may come first. Who has stayed answers before it has others told who is there.
+            while let Some(contact) = &self.contacts[peer] {
+                match contact.peek() {
+                    Ok(Some(message @ Message::Hello { .. })) => {
+                        let _ = contact.receive(Instant::now());
+                        unanswered[peer] = false;
+                        self.check_hello(&message, Some(peer), place)?;
+                    }
+                    Ok(found) => {
+                        told |= matches!(found, Some(Message::Members { .. }));
+                        break;
+                    }
+                    Err(_) => self.contacts[peer] = None,
+                }
+            }
+        }
+        Ok(told)
+    }
+}
+
+impl Meeting {
+    /// Whether one that says this belongs to the meeting.
+    fn takes(self, hello: &Message) -> bool {
+        let Message::Hello { returning, .. } = hello else { return true };
+        match self {
+            Self::First => !returning,
+            Self::Stayed => *returning,
+            Self::Returning => true,
+        }
     }
 }

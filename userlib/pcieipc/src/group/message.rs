@@ -3,17 +3,18 @@
 
 use std::{
     io::{IoSlice, IoSliceMut},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     time::Instant,
 };
 
 use nix::{
     cmsg_space,
     errno::Errno,
-    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg},
 };
 use serde::{Deserialize, Serialize};
 
+use super::step;
 use crate::{error::Rank, sys::wait_readable};
 
 /// The longest packet that is accepted.
@@ -25,10 +26,12 @@ const MAX_FDS: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Message {
-    /// Who comes, and what it wants; the first packet in each direction.
-    Hello { protocol: u32, rank: Rank, ranks: usize, configuration: Vec<(String, String)> },
-    /// The ranks that the sender takes to be left, in the numbers of the first meeting.
-    Survivors { turn: u32, members: Vec<Rank> },
+    /// Who comes, and what it wants; the first packet in each direction. `returning`: to a group that has met already.
+    Hello { protocol: u32, rank: Rank, ranks: usize, returning: bool, configuration: Vec<(String, String)> },
+    /// To one that returns: the ranks that make links in this turn, in the numbers of the first meeting.
+    Members { turn: u32, members: Vec<Rank> },
+    /// To one that returned: all have their links, and the group goes on.
+    Committed { turn: u32 },
     /// The sender's part of the links to the receiver; descriptors come with it.
     Offer { turn: u32 },
     /// The sender has all its links.
@@ -63,8 +66,12 @@ pub fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -
     let control = if raw.is_empty() { &[][..] } else { &rights[..] };
     loop {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        step();
         match sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&bytes)], control, flags, None) {
-            Ok(_) => return Ok(()),
+            Ok(_) => {
+                step();
+                return Ok(());
+            }
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => return Err(Silence::Late),
             Err(_) => return Err(Silence::Closed),
@@ -72,17 +79,37 @@ pub fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -
     }
 }
 
-/// Waits for one packet until the deadline.
-pub fn receive(socket: BorrowedFd<'_>, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), Silence> {
+/// Waits for one packet until the deadline, or until the process at the other end has ended.
+pub fn receive(
+    socket: BorrowedFd<'_>,
+    life: Option<BorrowedFd<'_>>,
+    deadline: Instant,
+) -> Result<(Message, Vec<OwnedFd>), Silence> {
+    let fds: Vec<BorrowedFd<'_>> = std::iter::once(socket).chain(life).collect();
     loop {
+        // First whether it lives, then whether it has sent something: so nothing that it sent is lost.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let ready = wait_readable(&fds, left).map_err(|_| Silence::Closed)?;
         if let Some(packet) = try_receive(socket)? {
             return Ok(packet);
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        if ready & 2 != 0 {
+            return Err(Silence::Closed);
+        }
         if left.is_zero() {
             return Err(Silence::Late);
         }
-        wait_readable(&[socket.as_fd()], left).map_err(|_| Silence::Closed)?;
+    }
+}
+
+/// The next packet without its descriptors; it stays.
+pub fn peek(socket: BorrowedFd<'_>) -> Result<Option<Message>, Silence> {
+    let mut bytes = vec![0; MAX_BYTES];
+    match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT) {
+        Ok(0) => Err(Silence::Closed),
+        Ok(len) => serde_json::from_slice(&bytes[..len]).map(Some).map_err(|e| Silence::Nonsense(e.to_string())),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Err(_) => Err(Silence::Closed),
     }
 }
 

@@ -5,6 +5,10 @@
 //! at the other end, compares its configuration with everybody's, and passes memory and bells as descriptors. A peer's end is
 //! seen by a descriptor of its process, not by silence.
 //!
+//! After an error, [`Group::agree`] tells all survivors the same, [`Group::shrink`] goes on with those that are left, and
+//! [`Group::recover`] with all, when endpoints have come back and processes were replaced ([`Group::rejoin`]); [`Group::mend`]
+//! does what the group's [`Policy`] says. `docs/faults.md` has the states, and what a rank that got `Ok` may conclude.
+//!
 //! ```no_run
 //! use std::time::Duration;
 //! use pcieipc::{group::{Group, GroupOptions}, reduce::Op};
@@ -17,11 +21,17 @@
 //! # }
 //! ```
 
+mod agree;
 mod buffers;
 mod collectives;
+mod council;
+#[cfg(test)]
+mod deaths;
 mod directory;
 mod engine;
 mod exchange;
+#[cfg(test)]
+mod fault_tests;
 mod join;
 mod join_kmod;
 #[cfg(test)]
@@ -31,36 +41,46 @@ mod message;
 mod near;
 #[cfg(test)]
 mod near_tests;
+mod policy;
 mod start;
 mod survivors;
 mod threads;
 
 use std::{
     path::PathBuf,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::{
     device::Session,
-    error::{Error, Rank, Result},
+    error::{EndpointRef, Error, Rank, Result},
     executor::{Executor, MAX_RANKS, Options as ExecutorOptions, Trace, Volume},
     link::Links,
     reduce::{Element, Kind, Op},
     sys::Bell,
     topology::{Address, Live},
-    transport::{Counters, RankLinks, Wire, shm},
+    transport::{Counters, Degraded, RankLinks, Wire, shm},
     tune,
 };
 
+pub use agree::{Aborter, Agreement};
+use council::Council;
 use directory::Directory;
 use engine::{Calls, Engine};
 use join::{Join, JoinShm, Joined};
-use join_kmod::JoinKmod;
 pub use join_kmod::KmodOptions;
-use mesh::Mesh;
+use join_kmod::{JoinKmod, Taken};
+use mesh::{Mesh, Place};
 pub use near::Host;
+pub use policy::{Mended, Policy};
 pub use threads::of_threads;
+
+/// A place at which tests let a process die.
+#[cfg(test)]
+pub(crate) use deaths::step;
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) fn step() {}
 
 /// What a group can do with its links beyond [`Links`].
 pub trait GroupLinks: Links + Send + std::fmt::Debug {
@@ -70,6 +90,14 @@ pub trait GroupLinks: Links + Send + std::fmt::Debug {
     fn abort(&mut self, why: &str);
     /// Ranks that can not go on.
     fn lost(&self) -> Vec<Rank>;
+    /// Ranks whose endpoint is not live in the generation that the group met with.
+    fn not_live(&self) -> Vec<Rank>;
+    /// The endpoint of a rank, where it has one.
+    fn endpoint(&self, rank: Rank) -> Option<EndpointRef>;
+    /// What the link of each rank carries, where links limit the collectives.
+    fn rates(&self) -> Option<Vec<f64>>;
+    /// Links that are slower or narrower than when these were made.
+    fn degraded(&self) -> Vec<Degraded>;
     /// Says to the peers that this rank leaves in order.
     fn leave(&mut self);
     /// What wakes this rank from its sleep on these links, for another thread; nothing when it can not be had.
@@ -85,6 +113,18 @@ impl<W: Wire> GroupLinks for RankLinks<W> {
     }
     fn lost(&self) -> Vec<Rank> {
         Self::lost(self)
+    }
+    fn not_live(&self) -> Vec<Rank> {
+        Self::not_live(self)
+    }
+    fn endpoint(&self, rank: Rank) -> Option<EndpointRef> {
+        self.wire().endpoint(rank)
+    }
+    fn rates(&self) -> Option<Vec<f64>> {
+        self.wire().rates()
+    }
+    fn degraded(&self) -> Vec<Degraded> {
+        self.wire().degraded()
     }
     fn leave(&mut self) {
         Self::leave(self);
@@ -119,10 +159,22 @@ impl Transport {
     }
 
     /// What has to be there before links can be made, and outlives them.
-    fn ground(&self, rank: Rank, ranks: usize) -> Result<Ground> {
+    fn ground(&self, rank: Rank, ranks: usize, returning: bool) -> Result<Ground> {
         match self {
             Self::Shm => Ok(Ground::Shm),
-            Self::Kmod(options) => Ok(Ground::Kmod(options.clone(), options.attach(rank, ranks)?)),
+            Self::Kmod(options) => Ok(Ground::Kmod(options.clone(), options.attach(rank, ranks, returning)?)),
+        }
+    }
+
+    /// Like [`Transport::ground`], in place of a process that may not have let go of its endpoint yet.
+    fn ground_by(&self, rank: Rank, ranks: usize, deadline: Instant) -> Result<Ground> {
+        loop {
+            match self.ground(rank, ranks, true) {
+                Err(Error::Device(_) | Error::Argument(_)) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                result => return result,
+            }
         }
     }
 }
@@ -131,15 +183,23 @@ impl Transport {
 #[derive(Debug)]
 enum Ground {
     Shm,
-    Kmod(KmodOptions, Arc<Session>),
+    Kmod(KmodOptions, Taken),
 }
 
 impl Ground {
     fn join(&self, rank: Rank, ranks: usize, ring_bytes: usize) -> Result<Box<dyn Join>> {
         Ok(match self {
             Self::Shm => Box::new(JoinShm::new(rank, ranks, ring_bytes)?),
-            Self::Kmod(options, session) => Box::new(JoinKmod::new(rank, ranks, ring_bytes, options, session.clone())?),
+            Self::Kmod(options, taken) => Box::new(JoinKmod::new(rank, ranks, ring_bytes, options, taken.session.clone())?),
         })
+    }
+
+    /// Waits until it holds again what it held: an endpoint that recovers, or its next life.
+    fn restore(&mut self, rank: Rank, by: Instant) -> Result<()> {
+        match self {
+            Self::Shm => Ok(()),
+            Self::Kmod(options, taken) => taken.restore(options, rank, by),
+        }
     }
 }
 
@@ -162,6 +222,8 @@ pub struct GroupOptions {
     pub executor: ExecutorOptions,
     /// Whether a thread of the group goes on with calls in flight while the caller computes. Ranks may differ in it.
     pub helper_thread: bool,
+    /// What [`Group::mend`] does after an error; the same on all ranks.
+    pub policy: Policy,
     /// Further names and values that must be the same on all ranks, such as a model's name; compared when they meet.
     pub configuration: Vec<(String, String)>,
 }
@@ -178,6 +240,7 @@ impl GroupOptions {
             meeting_timeout: Duration::from_secs(30),
             executor: ExecutorOptions::default(),
             helper_thread: false,
+            policy: Policy::default(),
             configuration: Vec::new(),
         }
     }
@@ -189,6 +252,16 @@ impl GroupOptions {
         self
     }
 
+    /// Rank and number of ranks, if they are possible.
+    fn checked(&self) -> Result<(Rank, usize)> {
+        let (rank, ranks) = (self.rank, self.ranks);
+        if ranks == 0 || ranks > MAX_RANKS || rank >= ranks {
+            return Err(Error::Argument(format!("rank {rank} of {ranks}: a group has 1 to {MAX_RANKS} ranks, counted from 0")));
+        }
+        shm::check_size(self.ring_bytes)?;
+        Ok((rank, ranks))
+    }
+
     /// Everything that ranks must agree on.
     fn agreed(&self) -> Vec<(String, String)> {
         let mut entries = vec![
@@ -197,6 +270,7 @@ impl GroupOptions {
             ("ring_bytes".to_owned(), self.ring_bytes.to_string()),
             ("executor".to_owned(), format!("{:?}", self.executor)),
             ("follows the tree".to_owned(), self.transport.follows_tree().to_string()),
+            ("policy".to_owned(), format!("{:?}", self.policy)),
         ];
         entries.extend(self.configuration.iter().cloned());
         entries
@@ -207,6 +281,9 @@ impl GroupOptions {
 #[derive(Debug)]
 pub struct Group {
     engine: Engine,
+    /// Where ranks vote; dropped after the links, and says then that this rank has left.
+    council: Council,
+    aborter: Aborter,
     mesh: Mesh,
     /// Numbers of the meeting, by present rank.
     members: Vec<Rank>,
@@ -228,26 +305,46 @@ impl Group {
     /// # Errors
     /// `Argument`; `Meeting` when a rank does not come or leaves again; `Mismatch` when ranks want different things; `System`.
     pub fn meet(options: GroupOptions) -> Result<Self> {
-        let (rank, ranks) = (options.rank, options.ranks);
-        if ranks == 0 || ranks > MAX_RANKS || rank >= ranks {
-            return Err(Error::Argument(format!("rank {rank} of {ranks}: a group has 1 to {MAX_RANKS} ranks, counted from 0")));
-        }
-        shm::check_size(options.ring_bytes)?;
+        let (rank, ranks) = options.checked()?;
         let deadline = Instant::now() + options.meeting_timeout;
         let directory = Directory::open(&options.directory)?;
-        let ground = options.transport.ground(rank, ranks)?;
-        let mesh = Mesh::meet(&directory, rank, ranks, &options.agreed(), deadline)?;
+        let ground = options.transport.ground(rank, ranks, false)?;
+        let configuration = options.agreed();
+        let mesh = Mesh::meet(Place { directory: &directory, configuration: &configuration }, rank, ranks, deadline)?;
         let members: Vec<Rank> = (0..ranks).collect();
         match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes)?, deadline)? {
             Joined::Links(links) => {
-                let executor = Executor::new(links, options.executor.clone())?;
-                let engine = Engine::new(executor, options.helper_thread)?;
-                let mut group = Self { engine, mesh, members, turn: 0, registered: 0, options, near: None, view: None, ground };
+                let mut group = Self::of(options, ground, mesh, links, members, 0)?;
                 group.learn_tree(deadline)?;
                 Ok(group)
             }
             Joined::Again { why, .. } => Err(why),
         }
+    }
+
+    /// Takes the place of a rank of a group that has met already: a process that is started in place of one that ended. The others must
+    /// call [`Group::recover`] meanwhile ([`Group::agree`] tells them that somebody waits). The options are those of the rank; its
+    /// `meeting_timeout` bounds the wait.
+    ///
+    /// # Errors
+    /// As for [`Group::meet`]; `Meeting` when the others do not take this rank back.
+    pub fn rejoin(options: GroupOptions) -> Result<Self> {
+        let (rank, ranks) = options.checked()?;
+        let deadline = Instant::now() + options.meeting_timeout;
+        let mut ground = options.transport.ground_by(rank, ranks, deadline)?;
+        let returned = survivors::return_to(&options, &mut ground, deadline)?;
+        let mut group = Self::of(options, ground, returned.mesh, returned.links, returned.members, returned.turn)?;
+        group.learn_tree(deadline)?;
+        Ok(group)
+    }
+
+    fn of(options: GroupOptions, ground: Ground, mesh: Mesh, links: join::Links, members: Vec<Rank>, turn: u32) -> Result<Self> {
+        let mut executor = options.executor.clone();
+        executor.tree = executor.tree.map(|tree| tree.among(&members));
+        let engine = Engine::new(Executor::new(links.links, executor)?, options.helper_thread)?;
+        let council = Council::new(links.board.clone(), mesh.rank, &members);
+        let aborter = Aborter::new(links.board, mesh.rank);
+        Ok(Self { engine, council, aborter, mesh, members, turn, registered: 0, options, near: None, view: None, ground })
     }
 
     /// This rank, in the present group.
@@ -274,7 +371,7 @@ impl Group {
     pub fn session(&self) -> Option<&Session> {
         match &self.ground {
             Ground::Shm => None,
-            Ground::Kmod(_, session) => Some(session),
+            Ground::Kmod(_, taken) => Some(&taken.session),
         }
     }
 
@@ -303,6 +400,14 @@ impl Group {
         let trace = self.engine.get().stop_trace();
         self.engine.leave();
         trace
+    }
+
+    /// Endpoints whose link is slower or narrower than when the group's present links were made, of all ranks. A look at memory. With
+    /// `KmodOptions::degraded_link_is_error` such a link fails the calls instead.
+    pub fn degraded_links(&mut self) -> Vec<Degraded> {
+        let degraded = self.engine.get().links().degraded();
+        self.engine.leave();
+        degraded
     }
 
     /// The links, for executors of other kinds.
@@ -386,18 +491,39 @@ impl Group {
     ///
     /// # Errors
     /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint is not live; `Meeting` when the others went on
-    /// without this rank, or no agreement was reached in time.
+    /// without this rank, or no agreement was reached in time; `Mismatch` when another rank recovers instead.
     pub fn shrink(&mut self, timeout: Duration) -> Result<()> {
         survivors::shrink(self, Instant::now() + timeout)
+    }
+
+    /// Waits until all ranks that met are there again, and goes on with new links and memory, in a new epoch: an endpoint that was
+    /// in error recovery, was reset, or was removed and put back; a process that was replaced (which calls [`Group::rejoin`]); a
+    /// rank that the others had left out (which calls this too). All that are left call it. In an endpoint's new life the library
+    /// attaches anew and makes its channels again; what the program made of [`Group::session`] it makes again itself.
+    ///
+    /// When not all come in time, all get an error, and may call this again or [`Group::shrink`].
+    ///
+    /// # Errors
+    /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint did not come back; `Meeting` when another rank did not;
+    /// `Mismatch` when another rank shrinks instead; `System`, and as for the module's calls.
+    pub fn recover(&mut self, timeout: Duration) -> Result<()> {
+        survivors::recover(self, Instant::now() + timeout)
+    }
+
+    /// Whether the others went on without this rank. It can only [`Group::recover`].
+    pub fn is_excluded(&self) -> bool {
+        self.council.is_excluded()
     }
 
     /// A failed call ends the group for all: peers that wait for this rank learn why, instead of waiting for their deadline.
     fn run<R>(&mut self, call: impl FnOnce(&mut Calls) -> Result<R>) -> Result<R> {
         let calls = self.engine.get();
-        let result = call(calls);
-        if let Err(error) = &result {
-            calls.links().abort(&error.to_string());
-        }
+        let result = call(calls).map_err(|error| {
+            let links = calls.links();
+            let error = error.naming(|rank| links.endpoint(rank));
+            links.abort(&error.to_string());
+            error
+        });
         self.engine.leave();
         result
     }

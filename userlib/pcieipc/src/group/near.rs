@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Ground, Group, exchange::MAX_EXCHANGE_BYTES};
 use crate::{
     error::{EndpointRef, Error, Rank, Result},
-    plan::Tree,
+    plan::{Shares, Tree},
     topology::{Address, Change, LinkState, Live, Source, Topology, TreeWatch},
     transport::kmod::Mover,
     tune::{self, Calibration, Ways},
@@ -249,5 +249,24 @@ impl Group {
             (near.planned_for, near.planned_tree) = (version, topology);
         }
         Ok(tree)
+    }
+
+    /// Gives each rank a shard of all-reduces that fits its link, as rank 0 sees the links now: after one trained down, or up again. All
+    /// ranks call it, at the same point between collectives. Changes nothing where links do not limit the collectives: over shared
+    /// memory, and where processors move the records. The sums keep their bits.
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce`].
+    pub fn rebalance(&mut self, timeout: Duration) -> Result<Shares> {
+        let (first, ranks) = (self.rank() == 0, self.ranks());
+        let shares = self.run(|calls| {
+            let rates = calls.links().rates().filter(|_| first);
+            let mut bytes = rates.map_or(Shares::default(), |r| Shares::for_rates(&r)).to_bytes();
+            calls.broadcast(&mut bytes, 0, Instant::now() + timeout)?;
+            let shares = Shares::from_bytes(bytes, ranks);
+            calls.set_shares(shares);
+            Ok(shares)
+        })?;
+        Ok(shares)
     }
 }

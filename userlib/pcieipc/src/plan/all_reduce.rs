@@ -37,7 +37,7 @@ pub(super) fn two_shot(shape: Shape, rank: Rank) -> Plan {
     if shape.count == 0 {
         return Plan::meet(Collective::AllReduce, Algorithm::TwoShot, shape, rank);
     }
-    let range = |s| shape.shard(shape.ranks, s);
+    let range = |s| shape.owned(s);
     let owners = || shape.peers(rank).filter(|&p| !range(p).is_empty());
     let fan_out =
         owners().map(|p| Step::copy(p, range(p).len(), Source::Input(range(p).start), vec![Target::element(p)])).collect();

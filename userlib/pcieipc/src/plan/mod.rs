@@ -29,12 +29,14 @@ mod hierarchical;
 mod ring;
 mod rooted;
 mod shape;
+mod shares;
 mod step;
 mod tree;
 
 pub use check::{Flaw, Proof, check};
 pub use pcieipc_reduce::Form;
 pub use shape::{Shape, shard_range};
+pub use shares::Shares;
 pub use step::{Source, Step, Target};
 pub use tree::Tree;
 

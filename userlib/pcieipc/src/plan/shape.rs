@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::Shares;
 use crate::error::Rank;
 
 /// What an algorithm needs to know.
@@ -21,6 +22,8 @@ pub struct Shape {
     pub root: Rank,
     /// The receiver of a message; otherwise 0.
     pub peer: Rank,
+    /// How much of the buffer each rank owns, where every rank owns a shard.
+    pub shares: Shares,
 }
 
 impl Shape {
@@ -32,12 +35,17 @@ impl Shape {
     /// assert_eq!((shape.ranks, shape.count, shape.chunk), (4, 1000, 64));
     /// ```
     pub fn new(ranks: usize, count: usize, chunk: usize) -> Self {
-        Self { ranks, count, chunk: chunk.max(1), align: 1, root: 0, peer: 0 }
+        Self { ranks, count, chunk: chunk.max(1), align: 1, root: 0, peer: 0, shares: Shares::default() }
     }
 
     /// The elements of shard `shard` when the buffer is cut into `shards`.
     pub(crate) fn shard(&self, shards: usize, shard: usize) -> Range<usize> {
         shard_range(self.count, shards, self.align, shard)
+    }
+
+    /// The elements that a rank owns when every rank owns a shard, by the shares.
+    pub(crate) fn owned(&self, rank: Rank) -> Range<usize> {
+        if self.shares.are_equal() { self.shard(self.ranks, rank) } else { self.shares.range(self.count, self.align, rank) }
     }
 
     /// All other ranks. Each starts with its right neighbour, so that not all talk to rank 0 at once.

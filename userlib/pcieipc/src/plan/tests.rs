@@ -38,7 +38,7 @@ fn every_algorithm_is_right_for_every_group_size_and_count() {
                 for (chunk, align) in [(4, 1), (16, 4)].into_iter().take(if tree == &Tree::flat(n) { 2 } else { 1 }) {
                     for count in [0, 1, n - 1, n + 1, 37, chunk * n * 4 + 7] {
                         let (root, peer) = (count % n, (count / 2) % n);
-                        let shape = Shape { ranks: n, count, chunk, align, root, peer };
+                        let shape = Shape { count, align, root, peer, ..Shape::new(n, count, chunk) };
                         let Some(plans) = plans(collective, algorithm, shape, tree) else { continue };
                         let proof =
                             check(&plans).unwrap_or_else(|flaw| panic!("{collective} {algorithm} {shape:?} {tree}: {flaw}"));
@@ -51,6 +51,23 @@ fn every_algorithm_is_right_for_every_group_size_and_count() {
         }
     }
     assert!(checked > 4000, "only {checked} groups of plans were checked");
+}
+
+#[test]
+fn a_two_shot_all_reduce_is_right_whatever_the_ranks_own() {
+    for n in 3..=16 {
+        for slow in [0, n / 2, n - 1] {
+            for rate in [0.1, 0.5, 0.9] {
+                let rates: Vec<f64> = (0..n).map(|r| if r == slow { rate } else { 1.0 }).collect();
+                for count in [1, n - 1, 37, 16 * n * 4 + 7] {
+                    let shape = Shape { align: 4, shares: Shares::for_rates(&rates), ..Shape::new(n, count, 16) };
+                    let plans = plans(Collective::AllReduce, Algorithm::TwoShot, shape, &Tree::flat(n)).unwrap();
+                    let proof = check(&plans).unwrap_or_else(|flaw| panic!("{shape:?}: {flaw}"));
+                    assert!(proof.rank_order && proof.depth <= plans[0].depth, "{shape:?}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -204,6 +204,7 @@ impl State<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Shares;
 
     fn time(machine: &Machine, algorithm: Algorithm, bytes: usize) -> f64 {
         predict(machine, Collective::AllReduce, algorithm, bytes, 4).unwrap().us
@@ -247,6 +248,44 @@ mod tests {
         let machine = built_in("two-processors").unwrap();
         let shared = machine.with_ranks(4);
         assert!(time(&shared, Algorithm::TwoShot, 16 << 20) > 1.5 * time(&machine, Algorithm::TwoShot, 16 << 20));
+    }
+
+    #[test]
+    fn after_a_downgrade_shares_by_the_links_come_near_the_bound_of_the_degraded_tree() {
+        // A link at half its speed is near the others' own bound, so that a little of their time shows too.
+        for (n, slow, most) in [(4, 6.25, 1.15), (4, 12.5, 1.2)] {
+            let rates: Vec<f64> = (0..n).map(|r| if r == 1 { slow } else { 25.0 }).collect();
+            let cards: Vec<String> = (0..n).map(|r| format!("\"card{r}\"")).collect();
+            let parts: Vec<String> = rates
+                .iter()
+                .enumerate()
+                .map(|(r, rate)| format!("\"card{r}\": {{ \"ranks\": 1, \"down_gbps\": {rate}, \"down_us\": 0.5 }}"))
+                .collect();
+            let text = format!(
+                "{{ \"description\": \"one slow link\", \"top\": \"switch\", \"parts\": {{ {}, \"switch\": {{ \"parts\": [{}], \
+                 \"down_gbps\": 25, \"down_us\": 0.1 }} }}, \"step_us\": 0.7, \"load_gbps\": 1000, \"store_gbps\": 1000, \
+                 \"engines\": true }}",
+                parts.join(", "),
+                cards.join(", ")
+            );
+            let machine = Machine::parse(&text).unwrap();
+            let (bytes, element) = (256 << 20, 4);
+            let time = |shares: Shares| {
+                let shape = Shape { align: 16, shares, ..Shape::new(n, bytes / element, 128 << 10) };
+                let plans: Vec<Plan> = (0..n)
+                    .map(|r| plan::build(Collective::AllReduce, Algorithm::TwoShot, shape, r, &machine.tree()).unwrap())
+                    .collect();
+                run(&machine, &plans, element).us
+            };
+            let shares = Shares::for_rates(&rates);
+            let bound = shares.time(&rates) * bytes as f64 / 1e3;
+            let (before, after) = (time(Shares::default()), time(shares));
+            assert!(
+                after <= most * bound,
+                "{n} ranks, {slow} GB/s: {after} against a bound of {bound}, {before} with equal shares"
+            );
+            assert!(after < before, "{after} {before}");
+        }
     }
 
     #[test]

@@ -7,12 +7,13 @@
 
 use std::{os::fd::OwnedFd, ptr::NonNull, sync::Arc, time::Duration};
 
-use super::Wire;
+use super::{Degraded, Wire};
 use crate::{
     device::{Channel, DeviceError, EndpointId, Export, Import, Session, State, Status},
     error::{EndpointRef, Error, Rank, Result},
     ring::{IndexPage, LINE, Memory, RECORD_HEADER_BYTES, max_record},
     sys::{Bell, Kernel},
+    topology::LinkState,
 };
 
 /// How long one copy of an engine may take.
@@ -77,6 +78,10 @@ pub struct Kmod {
     carried: u64,
     session: Arc<Session>,
     generation: u64,
+    /// The own link when the group's links were made.
+    link: Option<LinkState>,
+    /// Whether a link below that is an error.
+    strict: bool,
 }
 
 #[derive(Debug)]
@@ -84,6 +89,7 @@ struct PeerEnd {
     channel: Arc<Channel>,
     export: Arc<Export>,
     import: Option<Import>,
+    link: Option<LinkState>,
 }
 
 /// Memory of the own endpoint's engine in which records wait to be copied: a place a peer.
@@ -146,9 +152,16 @@ impl Wiring {
             Mover::Engine => Some(Stage::new(&session, kernel.clone(), ranks, data_bytes)?),
             Mover::Processor => None,
         };
-        let generation = session.generation();
-        let wire = Kmod { rank, peers: (0..ranks).map(|_| None).collect(), stage, carried: 0, session, generation };
+        let (generation, link) = (session.generation(), session.status().link());
+        let peers = (0..ranks).map(|_| None).collect();
+        let wire = Kmod { rank, peers, stage, carried: 0, session, generation, link, strict: false };
         Ok(Self { wire, kernel, data_bytes, offered: (0..ranks).map(|_| None).collect() })
+    }
+
+    /// With links that train down as errors.
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.wire.strict = strict;
+        self
     }
 
     /// Makes the channel from `peer` and the descriptor for it.
@@ -168,7 +181,7 @@ impl Wiring {
     /// # Errors
     /// `Corrupt` when it is not a channel as agreed; as for the module's calls.
     pub fn accept(&mut self, peer: Rank, fd: OwnedFd, bell: &Bell) -> Result<(Outward, Inward)> {
-        let corrupt = |what: String| Error::Corrupt { rank: self.wire.rank, peer, what };
+        let corrupt = |what: String| Error::Corrupt { rank: self.wire.rank, peer, what, endpoint: None };
         let export = Export::with(self.kernel.clone(), fd).map_err(|e| corrupt(format!("no exported channel ({e})")))?;
         if export.data_bytes() != self.data_bytes {
             return Err(corrupt(format!("a channel of {} bytes instead of {}", export.data_bytes(), self.data_bytes)));
@@ -180,7 +193,8 @@ impl Wiring {
             None => None,
         };
         let (channel, export) = (Arc::new(channel), Arc::new(export));
-        self.wire.peers[peer] = Some(PeerEnd { channel: channel.clone(), export: export.clone(), import });
+        let link = export.status().link();
+        self.wire.peers[peer] = Some(PeerEnd { channel: channel.clone(), export: export.clone(), import, link });
         Ok((Outward(export), Inward(channel)))
     }
 
@@ -215,6 +229,18 @@ impl Kmod {
         endpoint_ref(self.session.endpoint(), self.generation)
     }
 
+    /// The links of all ranks as they were and as they are, where both are known.
+    fn all_links(&self) -> impl Iterator<Item = Degraded> + '_ {
+        let own = std::iter::once((self.rank, self.own(), self.link, self.session.status()));
+        let others = self.peers.iter().enumerate().filter_map(|(rank, end)| {
+            let end = end.as_ref()?;
+            Some((rank, endpoint_ref(end.export.endpoint(), end.export.generation()), end.link, end.export.status()))
+        });
+        own.chain(others).filter_map(|(rank, endpoint, before, status)| {
+            Some(Degraded { rank, endpoint, before: before?, now: status.link()? })
+        })
+    }
+
     /// The endpoints of all ranks with what became of them.
     fn all(&self) -> impl Iterator<Item = (Rank, Result<()>)> + '_ {
         let own = std::iter::once((self.rank, self.own(), self.session.status()));
@@ -233,7 +259,7 @@ fn endpoint_ref(id: EndpointId, generation: u64) -> EndpointRef {
 fn live(peer: Rank, endpoint: EndpointRef, status: &Status) -> Result<()> {
     let word = status.word();
     match word.state {
-        State::Live if word.generation == endpoint.generation => Ok(()),
+        State::Live if word.generation == endpoint.generation || cfg!(pcieipc_without = "generation_check") => Ok(()),
         // A newer life: what was under way in the older one is lost.
         State::Live | State::Recovering => Err(Error::EndpointRecovering { peer, endpoint }),
         _ => Err(Error::EndpointGone { peer, endpoint }),
@@ -260,7 +286,35 @@ impl Wire for Kmod {
     }
 
     fn status(&self) -> Result<()> {
-        self.all().try_for_each(|(_, result)| result)
+        self.all().try_for_each(|(_, result)| result)?;
+        match self.all_links().find(|link| self.strict && link.now.below(link.before)) {
+            None => Ok(()),
+            Some(Degraded { rank: peer, endpoint, before, now }) => {
+                Err(Error::LinkDegraded { peer, endpoint, before: before.to_string(), now: now.to_string() })
+            }
+        }
+    }
+
+    fn endpoint(&self, rank: Rank) -> Option<EndpointRef> {
+        if rank == self.rank {
+            return Some(self.own());
+        }
+        let export = &self.peers.get(rank)?.as_ref()?.export;
+        Some(endpoint_ref(export.endpoint(), export.generation()))
+    }
+
+    fn degraded(&self) -> Vec<Degraded> {
+        self.all_links().filter(|link| link.now.below(link.before)).collect()
+    }
+
+    fn rates(&self) -> Option<Vec<f64>> {
+        // Records that processors store do not travel over the endpoints' links.
+        self.stage.as_ref()?;
+        let mut rates = vec![0.0; self.peers.len()];
+        for link in self.all_links() {
+            *rates.get_mut(link.rank)? = link.now.raw_gbps();
+        }
+        Some(rates)
     }
 
     fn not_live(&self) -> Vec<Rank> {

@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     Counters, Wire,
+    board::Watch,
     patience::{LOOKS_BETWEEN_CHECKS, Patience, Pause},
 };
 use crate::{
@@ -48,6 +49,8 @@ pub struct RankLinks<W: Wire> {
     patience: Patience,
     counters: Counters,
     left: bool,
+    /// Where any thread of any rank can end the calls of all.
+    watch: Option<Watch>,
 }
 
 impl Want {
@@ -65,7 +68,13 @@ impl<W: Wire> RankLinks<W> {
     /// all of them ring.
     pub fn new(rank: Rank, peers: Vec<Option<Peer<W>>>, wire: W, bell: Bell, data_bytes: usize) -> Self {
         let patience = Patience::new(peers.len());
-        Self { rank, peers, wire, bell, data_bytes, patience, counters: Counters::default(), left: false }
+        Self { rank, peers, wire, bell, data_bytes, patience, counters: Counters::default(), left: false, watch: None }
+    }
+
+    /// With the group's board, which every wait looks at.
+    pub(crate) fn watching(mut self, watch: Watch) -> Self {
+        self.watch = Some(watch);
+        self
     }
 
     /// What happened until now.
@@ -85,6 +94,9 @@ impl<W: Wire> RankLinks<W> {
 
     /// Makes every call of every peer on these links fail with `Aborted` and this reason.
     pub fn abort(&mut self, why: &str) {
+        if let Some(watch) = &self.watch {
+            watch.abort(self.rank, why);
+        }
         self.post(Notice::Aborted { by: self.rank as u32 }, why);
     }
 
@@ -99,6 +111,11 @@ impl<W: Wire> RankLinks<W> {
         lost.sort_unstable();
         lost.dedup();
         lost
+    }
+
+    /// Ranks whose endpoint is not live in the generation that the group met with.
+    pub fn not_live(&self) -> Vec<Rank> {
+        self.wire.not_live()
     }
 
     /// Tells the peers that this rank leaves in order; what it sent before is still good.
@@ -129,12 +146,15 @@ impl<W: Wire> RankLinks<W> {
     /// Turns what a ring answered into the group's answer.
     fn stopped(&self, peer: Rank, what: &'static str, stop: Stop) -> Error {
         match stop {
-            Stop::Violation(violation) => Error::Corrupt { rank: self.rank, peer, what: violation.to_string() },
+            Stop::Violation(violation) => Error::Corrupt { rank: self.rank, peer, what: violation.to_string(), endpoint: None },
             Stop::TooLong { len, max } => Error::Argument(format!("a record of {len} bytes is longer than {max}")),
             // An abort often only follows from what this rank can see itself.
             Stop::Notice(_) => match self.root_cause(what) {
                 Err(cause) => cause,
-                Ok(()) => self.aborted(peer),
+                Ok(()) => match self.watch.as_ref().and_then(Watch::aborted) {
+                    Some((by, why)) => aborted(by, why),
+                    None => self.aborted(peer),
+                },
             },
         }
     }
@@ -148,7 +168,7 @@ impl<W: Wire> RankLinks<W> {
                 p.writer.peer_reason()
             }
         });
-        Error::Aborted { by: peer, why: if reason.is_empty() { "no reason given".into() } else { reason } }
+        aborted(peer, reason)
     }
 
     /// Endpoints and peers' processes; one system call.
@@ -172,7 +192,7 @@ impl<W: Wire> RankLinks<W> {
             match peer.reader.peer_notice() {
                 Ok(Some(Notice::Closed)) => {}
                 Ok(Some(Notice::Aborted { .. })) => aborted = Some(rank),
-                _ => return Err(Error::PeerDied { rank: self.rank, peer: rank, what }),
+                _ => return Err(Error::PeerDied { rank: self.rank, peer: rank, what, endpoint: None }),
             }
         }
         aborted.map_or(Ok(()), |rank| Err(self.aborted(rank)))
@@ -181,6 +201,11 @@ impl<W: Wire> RankLinks<W> {
     /// Endpoints and what peers say, without a system call.
     fn look_around(&self, what: &'static str) -> Result<()> {
         self.wire.status()?;
+        if let Some((by, why)) = self.watch.as_ref().and_then(Watch::aborted) {
+            // It often only follows from what this rank can see itself.
+            self.root_cause(what)?;
+            return Err(aborted(by, why));
+        }
         for (rank, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             for notice in [peer.reader.peer_notice(), peer.writer.peer_notice()] {
@@ -206,7 +231,7 @@ impl<W: Wire> RankLinks<W> {
 
     fn is_ready(&mut self, want: Want) -> Result<bool> {
         let (rank, (_, what)) = (self.rank, want.of());
-        let died = |peer| Error::PeerDied { rank, peer, what };
+        let died = |peer| Error::PeerDied { rank, peer, what, endpoint: None };
         match want {
             Want::Record(from) => {
                 let reader = &mut self.peer(from)?.reader;
@@ -242,7 +267,7 @@ impl<W: Wire> RankLinks<W> {
             return Ok(());
         }
         let (peer, what) = want.of();
-        Err(Error::Timeout { rank: self.rank, peer, what, waited: begun.elapsed() })
+        Err(Error::Timeout { rank: self.rank, peer, what, waited: begun.elapsed(), endpoint: None })
     }
 
     /// Looks, then sleeps, until one of them is ready; false when the deadline passed first. `early`: or until somebody rings.
@@ -295,6 +320,10 @@ impl<W: Wire> RankLinks<W> {
     fn doze(&mut self, what: &'static str, deadline: Instant) -> Result<bool> {
         let now = Instant::now();
         let Some(left) = deadline.checked_duration_since(now).filter(|d| !d.is_zero()) else { return Ok(false) };
+        if cfg!(pcieipc_without = "bounded_wait") {
+            wait_readable(&[self.bell.as_fd()], Duration::from_secs(1 << 30))
+                .map_err(failed("ppoll", "this should not happen"))?;
+        }
         let (ranks, mut fds) = self.lives();
         fds.push(self.bell.as_fd());
         let bell = fds.len() - 1;
@@ -336,7 +365,7 @@ impl<W: Wire> RankLinks<W> {
             Err(stop) => return Err(self.stopped(to, FOR_ROOM, stop)),
         };
         if writer.is_closed() {
-            return Err(Error::PeerDied { rank, peer: to, what: FOR_ROOM });
+            return Err(Error::PeerDied { rank, peer: to, what: FOR_ROOM, endpoint: None });
         }
         Ok(place.map(|place| self.wire.staging(to).unwrap_or(place)))
     }
@@ -413,7 +442,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
         match self.peer(from)?.reader.try_receive() {
             Ok(Some(record)) => Ok(record),
             // The record was there; only a peer that ends the ring now can take it away.
-            _ => Err(Error::Aborted { by: from, why: format!("the ring to rank {rank} ended") }),
+            _ => Err(Error::Aborted { by: from, why: format!("the ring to rank {rank} ended"), endpoint: None }),
         }
     }
 
@@ -446,6 +475,10 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     fn confirm(&mut self) -> Result<()> {
         self.look_around(AT_THE_END)
     }
+}
+
+fn aborted(by: Rank, why: String) -> Error {
+    Error::Aborted { by, why: if why.is_empty() { "no reason given".into() } else { why }, endpoint: None }
 }
 
 impl<W: Wire> Drop for RankLinks<W> {

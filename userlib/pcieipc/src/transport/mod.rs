@@ -4,6 +4,7 @@
 //! What all transports share is in [`RankLinks`]: waiting with a bound, watching peers and endpoints while it waits, and the
 //! answers when something ends. A [`Wire`] brings what differs: the memory, the bells and the endpoints' status.
 
+pub(crate) mod board;
 pub mod kmod;
 mod links;
 mod patience;
@@ -14,8 +15,9 @@ pub use links::{Peer, RankLinks};
 use std::ptr::NonNull;
 
 use crate::{
-    error::{Rank, Result},
+    error::{EndpointRef, Rank, Result},
     ring::{Memory, RECORD_HEADER_BYTES},
+    topology::LinkState,
 };
 
 /// What happened on a rank's links since they were made.
@@ -34,6 +36,19 @@ pub struct Counters {
     pub wakeups: u64,
     /// Bytes that this rank's endpoint moved by its engine.
     pub dma_bytes: u64,
+}
+
+/// A link that is slower or narrower than when the group's present links were made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Degraded {
+    /// Whose endpoint.
+    pub rank: Rank,
+    /// Which one.
+    pub endpoint: EndpointRef,
+    /// Before.
+    pub before: LinkState,
+    /// Now.
+    pub now: LinkState,
 }
 
 /// What differs between transports.
@@ -56,8 +71,20 @@ pub trait Wire: Send + std::fmt::Debug {
     /// Looks at the status of every endpoint of the group, without a system call.
     ///
     /// # Errors
-    /// EndpointRecovering, EndpointGone.
+    /// EndpointRecovering, EndpointGone; LinkDegraded where that was asked for.
     fn status(&self) -> Result<()>;
+    /// The endpoint of a rank, where it has one.
+    fn endpoint(&self, _rank: Rank) -> Option<EndpointRef> {
+        None
+    }
+    /// Links that are slower or narrower than when the group's links were made; no system call.
+    fn degraded(&self) -> Vec<Degraded> {
+        Vec::new()
+    }
+    /// What the link of each rank carries, in any unit, where links limit the collectives; no system call.
+    fn rates(&self) -> Option<Vec<f64>> {
+        None
+    }
     /// Ranks whose endpoint is not live in the generation that the group met with.
     fn not_live(&self) -> Vec<Rank> {
         Vec::new()

@@ -74,7 +74,7 @@ impl Own {
     /// # Errors
     /// `Corrupt` when the peer's file is not sealed or not as large as agreed; `System` when it can not be mapped.
     pub fn join(self, rank: Rank, peer: Rank, theirs: OwnedFd) -> Result<(Outward, Inward)> {
-        let corrupt = |what: String| Error::Corrupt { rank, peer, what };
+        let corrupt = |what: String| Error::Corrupt { rank, peer, what, endpoint: None };
         let seals = fcntl(&theirs, FcntlArg::F_GET_SEALS)
             .map_err(|e| corrupt(format!("a memory file without seals ({e})")))
             .map(SealFlag::from_bits_retain)?;

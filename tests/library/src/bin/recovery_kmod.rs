@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A group over `/dev/pcieipc` whose endpoints are reset, have errors, and leave and come back: all ranks are together again.
+//! Needs four endpoints and /dev/aer_inject.
+
+use std::{
+    fs,
+    process::{Command, ExitCode},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use library_tests::{
+    ktap::Ktap,
+    process::{Role, say},
+    reference::{value, wrong},
+};
+use pcieipc::{
+    group::{Group, GroupOptions, KmodOptions, Transport},
+    reduce::Op,
+    transport::kmod::Mover,
+};
+
+/// More than any healthy step takes in a translated machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+const RANKS: usize = 4;
+/// Whose endpoint suffers.
+const VICTIM: usize = 2;
+/// Elements of a call, calls, and what a good engine moves in a second where links are compared.
+const COUNT: usize = 100_000;
+const CALLS: u32 = 3;
+const SPEED: usize = 8 << 20;
+const COMPLETION_TIMEOUT: u32 = 0x4000;
+const MALFORMED_TLP: u32 = 0x4_0000;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => promises(),
+        ["work", directory, rank, mover] => {
+            work(directory, rank.parse().expect("a rank"), mover);
+            ExitCode::SUCCESS
+        }
+        ["slow", directory, rank, _] => {
+            slow(directory, rank.parse().expect("a rank"));
+            ExitCode::SUCCESS
+        }
+        other => panic!("unknown role {other:?}"),
+    }
+}
+
+fn meet(directory: &str, rank: usize, mover: &str) -> Group {
+    let mut options = GroupOptions::new(rank, RANKS, directory);
+    let mover = if mover == "engine" { Mover::Engine } else { Mover::Processor };
+    options.transport = Transport::Kmod(KmodOptions { mover, ..KmodOptions::default() });
+    options.ring_bytes = 256 << 10;
+    options.meeting_timeout = PATIENCE;
+    let group = Group::meet(options).unwrap();
+    say(&group.session().unwrap().info().unwrap().address);
+    group
+}
+
+/// A rank that waits until a link has trained down, and then owns a shard that fits the links.
+fn slow(directory: &str, rank: usize) {
+    let mut group = meet(directory, rank, "engine");
+    let input: Vec<f32> = (0..COUNT).map(|at| value(rank, at)).collect();
+    let mut output = vec![0.0; input.len()];
+    let mut calls = |group: &mut Group| {
+        let (bytes, begun) = (group.counters().dma_bytes, Instant::now());
+        for _ in 0..CALLS {
+            group.all_reduce_into(&input, &mut output, Op::Sum, PATIENCE).unwrap();
+            assert_eq!(wrong(&output, &[0, 1, 2, 3]), 0);
+        }
+        (group.counters().dma_bytes - bytes, begun.elapsed().as_secs_f64() / f64::from(CALLS))
+    };
+    calls(&mut group);
+    say("right");
+    while !group.agree(!group.degraded_links().is_empty(), PATIENCE).unwrap().ok {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (bytes, seconds) = calls(&mut group);
+    let shares = group.rebalance(PATIENCE).unwrap();
+    assert!(!shares.are_equal(), "{:?}", group.degraded_links());
+    let (now, then) = calls(&mut group);
+    say(format!("moved {bytes} {now} bytes, {:.1} then {:.1} ms a call", seconds * 1e3, then * 1e3));
+}
+
+/// A rank that reduces as long as it runs, and recovers whenever the ranks agree that something failed.
+fn work(directory: &str, rank: usize, mover: &str) {
+    let mut group = meet(directory, rank, mover);
+    let input: Vec<f32> = (0..50_000).map(|at| value(rank, at)).collect();
+    let (mut output, mut tell) = (vec![0.0; input.len()], true);
+    loop {
+        let reduced = group.all_reduce_into(&input, &mut output, Op::Sum, PATIENCE);
+        let failed = Instant::now();
+        if reduced.is_ok() {
+            assert_eq!(wrong(&output, &[0, 1, 2, 3]), 0);
+        }
+        let agreed = group.agree(reduced.is_ok(), PATIENCE).unwrap();
+        if agreed.ok && agreed.failed.is_empty() {
+            if std::mem::take(&mut tell) {
+                say("right");
+            }
+            continue;
+        }
+        let why = reduced.map_or_else(|error| error.to_string(), |()| "nothing, but another rank".into());
+        group.recover(PATIENCE).unwrap();
+        let session = group.session().unwrap();
+        say(format!(
+            "back {:?} on {} generation {} after {} ms; it was told: {why}",
+            group.members(),
+            session.endpoint(),
+            session.generation(),
+            failed.elapsed().as_millis()
+        ));
+        tell = true;
+    }
+}
+
+/// Has the kernel find an uncorrectable error in the AER registers of the function at this address.
+fn inject(address: &str, uncorrectable: u32) {
+    let number = |text: &str| u32::from_str_radix(text, 16).unwrap();
+    let parts: Vec<&str> = address.split([':', '.']).collect();
+    let [domain, bus, device, function] = parts[..] else { panic!("{address}") };
+    let mut request = vec![number(bus) as u8, number(device) as u8, number(function) as u8, 0];
+    for word in [uncorrectable, 0, 0, 1, 2, 3, number(domain)] {
+        request.extend(word.to_ne_bytes());
+    }
+    let begun = Instant::now();
+    // Busy until the kernel has looked at the one before.
+    while let Err(error) = fs::write("/dev/aer_inject", &request) {
+        assert!(error.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < PATIENCE, "/dev/aer_inject: {error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until all ranks are right again; gives what they said on the way.
+fn all_right(ranks: &mut [Role]) -> Vec<String> {
+    let mut said = Vec::new();
+    for (rank, role) in ranks.iter_mut().enumerate() {
+        loop {
+            match role.hear().unwrap_or_else(|| panic!("rank {rank} failed")).as_str() {
+                "right" => break,
+                other => said.push(format!("rank {rank} {other}")),
+            }
+        }
+    }
+    said
+}
+
+fn start(role: &str, mover: &str) -> (Vec<Role>, Vec<String>) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("recovery-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let directory = std::env::temp_dir().join(name).display().to_string();
+    let start = |rank: usize| Role::start(&[role.to_owned(), directory.clone(), rank.to_string(), mover.to_owned()]);
+    let mut four: Vec<Role> = (0..RANKS).map(start).collect();
+    let addresses: Vec<String> = four.iter_mut().map(|r| r.hear().expect("a rank failed to meet")).collect();
+    all_right(&mut four);
+    (four, addresses)
+}
+
+/// Asks the endpoints' server, which counts them in the order of their addresses.
+fn softdev(request: String) {
+    let answer = Command::new("host").args(["softdev", &request]).output().expect("host");
+    assert!(answer.status.success(), "{request}: {answer:?}");
+}
+
+/// The link of one endpoint trains down to a fourth, and all engines move what their links would.
+fn rebalanced() -> String {
+    let (mut four, _) = start("slow", "engine");
+    for endpoint in 0..RANKS {
+        let speed = if endpoint == VICTIM { SPEED / 4 } else { SPEED };
+        softdev(format!(r#"{{"cmd":"slow","endpoint":{endpoint},"bytes_per_s":{speed}}}"#));
+    }
+    softdev(format!(r#"{{"cmd":"link","endpoint":{VICTIM},"speed":4,"width":4}}"#));
+    let said: Vec<String> = four.iter_mut().map(|r| r.hear().expect("a rank failed")).collect();
+    for endpoint in 0..RANKS {
+        softdev(format!(r#"{{"cmd":"slow","endpoint":{endpoint},"bytes_per_s":0}}"#));
+    }
+    softdev(format!(r#"{{"cmd":"link","endpoint":{VICTIM},"speed":4,"width":16}}"#));
+    for (rank, said) in said.iter().enumerate() {
+        let words: Vec<f64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
+        // Equal shards: 1.5 times the buffer over each link. By the links: once over the slow one, 1.67 times over the others.
+        let (least, most) = if rank == VICTIM { (0.62, 0.72) } else { (1.06, 1.16) };
+        let moved = words[1] / words[0];
+        assert!((least..most).contains(&moved), "rank {rank} {said}");
+    }
+    let bound = 4.0 * COUNT as f64 * 4.0 / SPEED as f64 * 1e3;
+    format!("{}; the slow link alone needs {bound:.1} ms", said.join("; "))
+}
+
+fn recovers(mover: &str, fault: impl Fn(&str)) -> String {
+    let (mut four, addresses) = start("work", mover);
+    let begun = Instant::now();
+    fault(&addresses[VICTIM]);
+    let said = all_right(&mut four);
+    for rank in 0..RANKS {
+        let back = format!("rank {rank} back [0, 1, 2, 3]");
+        assert!(said.iter().any(|s| s.starts_with(&back)), "rank {rank}: {said:?}");
+    }
+    format!("all right again after {:?}; {}", begun.elapsed(), said.join("; "))
+}
+
+fn promises() -> ExitCode {
+    let mut ktap = Ktap::plan(6);
+    let write = |file: String| fs::write(&file, "1").unwrap_or_else(|error| panic!("{file}: {error}"));
+    let device = |address: &str, file: &str| format!("/sys/bus/pci/devices/{address}/{file}");
+    ktap.promise("all_ranks_are_back_and_right_after_a_reset", || {
+        recovers("processor", |address| write(device(address, "reset")))
+    });
+    ktap.promise("all_ranks_are_back_and_right_after_a_non_fatal_error", || {
+        recovers("processor", |address| inject(address, COMPLETION_TIMEOUT))
+    });
+    ktap.promise("all_ranks_are_back_and_right_after_a_fatal_error", || {
+        recovers("processor", |address| inject(address, MALFORMED_TLP))
+    });
+    let rescan = |address: &str| {
+        write(device(address, "remove"));
+        write("/sys/bus/pci/rescan".into());
+    };
+    ktap.promise("all_ranks_are_back_and_right_after_remove_and_rescan", || recovers("processor", rescan));
+    ktap.promise("all_ranks_are_back_and_right_after_remove_and_rescan_when_engines_move_the_data", || {
+        recovers("engine", rescan)
+    });
+    ktap.promise("after_a_link_trained_down_each_rank_moves_what_its_link_can_carry_and_the_sums_are_right", rebalanced);
+    ktap.end()
+}
