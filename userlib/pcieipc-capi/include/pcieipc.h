@@ -109,6 +109,20 @@ typedef struct pcieipc_group pcieipc_group;
 
 // A call that was started. It may outlive the group.
 typedef struct pcieipc_request pcieipc_request;
+// Who and what an error is about. Set everything to zero, then `size` to `sizeof(struct pcieipc_error)`: fields that later versions add
+// are found by `size`.
+typedef struct pcieipc_error {
+  // Bytes of this struct.
+  size_t size;
+  // The pcieipc_status that the call answered.
+  uint32_t status;
+  // The rank that it is about (that died, is late, disagrees, called abort), or -1.
+  int32_t rank;
+  // The module's id of the endpoint that it is about, or -1.
+  int64_t endpoint;
+  // The life of that endpoint that was in use, or 0.
+  uint64_t generation;
+} pcieipc_error;
 
 // What a rank brings to a meeting. Set everything to zero, then `size` to `sizeof(struct pcieipc_options)`, then what you need:
 // fields that later versions add are found by `size`.
@@ -321,6 +335,9 @@ void pcieipc_request_free(struct pcieipc_request *request);
 
 // The text of this thread's last error; valid until its next call of this library. Never NULL.
 const char *pcieipc_last_error(void);
+
+// Stores to `out` who and what this thread's last error is about. Its own failure is not remembered.
+enum pcieipc_status pcieipc_last_error_detail(struct pcieipc_error *out);
 
 // The name of a status, such as "PeerDied". Never NULL, never freed.
 const char *pcieipc_status_name(enum pcieipc_status status);

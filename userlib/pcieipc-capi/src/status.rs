@@ -43,8 +43,52 @@ pub enum pcieipc_status {
     Internal = 13,
 }
 
+/// Who and what an error is about. Set everything to zero, then `size` to `sizeof(struct pcieipc_error)`: fields that later versions add
+/// are found by `size`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct pcieipc_error {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// The pcieipc_status that the call answered.
+    pub status: u32,
+    /// The rank that it is about (that died, is late, disagrees, called abort), or -1.
+    pub rank: i32,
+    /// The module's id of the endpoint that it is about, or -1.
+    pub endpoint: i64,
+    /// The life of that endpoint that was in use, or 0.
+    pub generation: u64,
+}
+
+impl pcieipc_error {
+    const NONE: Self = Self { size: size_of::<Self>(), status: pcieipc_status::Ok as u32, rank: -1, endpoint: -1, generation: 0 };
+}
+
+impl From<&Error> for pcieipc_error {
+    fn from(error: &Error) -> Self {
+        let (rank, endpoint) = match error {
+            Error::Timeout { peer, .. }
+            | Error::PeerDied { peer, .. }
+            | Error::Mismatch { peer, .. }
+            | Error::Corrupt { peer, .. } => (Some(*peer), None),
+            Error::EndpointRecovering { peer, endpoint }
+            | Error::EndpointGone { peer, endpoint }
+            | Error::LinkDegraded { peer, endpoint, .. } => (Some(*peer), Some(*endpoint)),
+            Error::Aborted { by, .. } => (Some(*by), None),
+            _ => (None, None),
+        };
+        Self {
+            status: pcieipc_status::from(error) as u32,
+            rank: rank.and_then(|r| i32::try_from(r).ok()).unwrap_or(-1),
+            endpoint: endpoint.map_or(-1, |e| e.id.into()),
+            generation: endpoint.map_or(0, |e| e.generation),
+            ..Self::NONE
+        }
+    }
+}
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::new(CString::default());
+    static LAST: RefCell<(CString, pcieipc_error)> = RefCell::new((CString::default(), pcieipc_error::NONE));
 }
 
 impl From<&Error> for pcieipc_status {
@@ -67,9 +111,9 @@ impl From<&Error> for pcieipc_status {
     }
 }
 
-fn remember(text: String) {
+fn remember(text: String, detail: pcieipc_error) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    LAST.with(|last| *last.borrow_mut() = text);
+    LAST.with(|last| *last.borrow_mut() = (text, detail));
 }
 
 /// Runs the body of a C function: keeps the error's text, and turns an unwind into a status.
@@ -77,12 +121,14 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), Error>) -> pcieipc_status
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => pcieipc_status::Ok,
         Ok(Err(error)) => {
-            remember(error.to_string());
+            remember(error.to_string(), (&error).into());
             (&error).into()
         }
         Err(_) => {
-            remember("a bug in pcieipc: please report it with what was printed".into());
-            pcieipc_status::Internal
+            let status = pcieipc_status::Internal;
+            let detail = pcieipc_error { status: status as u32, ..pcieipc_error::NONE };
+            remember("a bug in pcieipc: please report it with what was printed".into(), detail);
+            status
         }
     }
 }
@@ -95,7 +141,20 @@ pub(crate) fn bad(what: impl Into<String>) -> Error {
 /// The text of this thread's last error; valid until its next call of this library. Never NULL.
 #[no_mangle]
 pub extern "C" fn pcieipc_last_error() -> *const c_char {
-    LAST.with(|last| last.borrow().as_ptr())
+    LAST.with(|last| last.borrow().0.as_ptr())
+}
+
+/// Stores to `out` who and what this thread's last error is about. Its own failure is not remembered.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_last_error_detail(out: *mut pcieipc_error) -> pcieipc_status {
+    // SAFETY: NULL or valid, as the C caller promises.
+    match unsafe { out.as_mut() } {
+        Some(out) if out.size == size_of::<pcieipc_error>() => {
+            *out = LAST.with(|last| last.borrow().1);
+            pcieipc_status::Ok
+        }
+        _ => pcieipc_status::Argument,
+    }
 }
 
 /// The name of a status, such as "PeerDied". Never NULL, never freed.
