@@ -25,6 +25,14 @@ test: vm-env ## run all tests, on the host and in virtual machines; the last lin
 bench: ## measure all-reduce beside Open MPI and Gloo; target/bench/host.json
 	@scripts/bench
 
+.PHONY: test-torch
+test-torch: vm-env ## test the Python package and the backend of torch.distributed, with Debian's torch
+	@scripts/test-torch
+
+.PHONY: bench-torch
+bench-torch: vm-env ## measure training steps' gradients over the backend pcie beside gloo; target/bench/torch.json
+	@scripts/bench-torch
+
 .PHONY: lint
 lint: vm-env ## check formatting, clippy on both sides, shell scripts and the ABI's layout
 	@scripts/lint
