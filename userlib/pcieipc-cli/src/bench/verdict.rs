@@ -65,6 +65,7 @@ impl Verdict {
                 root: 0,
                 algorithm: Some(algorithm.name().into()),
                 calibration: None,
+                checked: false,
                 memory: Memory::Ordinary,
                 sizes: explained.iter().map(|(size, _)| *size).collect(),
                 time: Duration::from_millis(20),

@@ -94,6 +94,7 @@ impl Trace {
             root: self.root.into(),
             algorithm: self.algorithm.map(|a| a.name().into()),
             calibration: None,
+            checked: false,
             memory: self.memory,
             sizes: vec![self.bytes],
             time: std::time::Duration::ZERO,
