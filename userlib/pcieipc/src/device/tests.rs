@@ -58,9 +58,12 @@ fn all_endpoints_are_listed_however_many_there_are() {
 #[test]
 fn information_is_decoded_and_what_is_unknown_is_none() {
     let kernel = FakeKernel::new(1);
-    let info = node(&kernel).unwrap().endpoint(EndpointId(1)).unwrap();
-    assert_eq!(info.address, "0001:03:03.0");
-    assert_eq!((info.numa_node, info.iommu_group, info.serial), (None, Some(5), None));
+    let info = || node(&kernel).unwrap().endpoint(EndpointId(1)).unwrap();
+    assert_eq!(info().address, "0001:03:03.0");
+    assert_eq!((info().numa_node, info().iommu_group, info().serial), (None, Some(5), Some(100)));
+    // 0 is what the module says of a device without a serial number.
+    kernel.world().endpoints[0].serial = 0;
+    assert_eq!(info().serial, None);
     let absent = node(&kernel).unwrap().endpoint(EndpointId(2)).unwrap_err();
     assert!(matches!(absent, DeviceError::NoEndpoint(EndpointId(2))), "{absent}");
 }
