@@ -74,7 +74,11 @@ fn slow(directory: &str, rank: usize) {
     };
     calls(&mut group);
     say("right");
-    while !group.agree(!group.degraded_links().is_empty(), PATIENCE).unwrap().ok {
+    loop {
+        let seen = !group.degraded_links().is_empty();
+        if group.agree(seen, PATIENCE).unwrap().ok {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(10));
     }
     let (bytes, seconds) = calls(&mut group);
