@@ -147,9 +147,9 @@ impl Mesh {
         let configuration = place.configuration.to_vec();
         let hello = Message::Hello { protocol: PROTOCOL, rank, ranks, returning, configuration };
         loop {
-            for lower in 0..rank {
+            for (lower, unanswered) in unanswered.iter_mut().enumerate().take(rank) {
                 if self.contacts[lower].is_none() {
-                    unanswered[lower] = self.call(place.directory, lower, &hello)?;
+                    *unanswered = self.call(place.directory, lower, &hello)?;
                 }
             }
             while self.answer(listener.socket.as_fd(), place, meeting, &hello, deadline)? {}
@@ -295,13 +295,13 @@ impl Mesh {
     /// Whether one that has stayed has said who makes links. Contacts that have gone again are forgotten.
     fn told_who_is_there(&mut self, place: Place<'_>, unanswered: &mut [bool]) -> Result<bool> {
         let mut told = false;
-        for peer in 0..self.contacts.len() {
+        for (peer, unanswered) in unanswered.iter_mut().enumerate() {
             // Its answer to our call may come first. Who has stayed answers before it has others told who is there.
             while let Some(contact) = &self.contacts[peer] {
                 match contact.peek() {
                     Ok(Some(message @ Message::Hello { .. })) => {
                         let _ = contact.receive(Instant::now());
-                        unanswered[peer] = false;
+                        *unanswered = false;
                         self.check_hello(&message, Some(peer), place)?;
                     }
                     Ok(found) => {
