@@ -32,9 +32,10 @@ fn a_kernel_that_crashes_is_an_alarm_and_ends_the_machine() {
 
 #[test]
 fn a_machine_that_hangs_is_stopped_in_time() {
-    let verdict = boot("judgement-hang", "echo 'ok 1 before'; sleep 1000", 25);
+    // Long enough for a busy host to boot it first.
+    let verdict = boot("judgement-hang", "echo 'ok 1 before'; sleep 1000", 60);
     assert!(verdict.timed_out);
-    assert!(verdict.took < Duration::from_secs(60), "{:?}", verdict.took);
+    assert!(verdict.took < Duration::from_secs(180), "{:?}", verdict.took);
     assert_eq!((verdict.count().passed, verdict.count().failed), (1, 1));
 }
 
