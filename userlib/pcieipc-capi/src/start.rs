@@ -237,7 +237,13 @@ pub unsafe extern "C" fn pcieipc_request_wait(
             let at_most = Duration::from_millis(at_most_ms.into());
             if !call.wait_for(group, at_most) {
                 let rank = group.rank();
-                return Err(Error::Timeout { rank, peer: rank, what: "waiting for a call in flight", waited: at_most, endpoint: None });
+                return Err(Error::Timeout {
+                    rank,
+                    peer: rank,
+                    what: "waiting for a call in flight",
+                    waited: at_most,
+                    endpoint: None,
+                });
             }
         }
         request.settle(group)
