@@ -26,22 +26,23 @@ seen_within_a_second() {
 }
 # Asks doctor again and again from now on, in the background, until it has the finding $id (or, with "not", has it no more).
 doctor_looks() {
-    start=$1 wanted=$2; shift 2
+    start=$1 wanted=$2 looks=0; shift 2
     while :; do
+        looks=$((looks + 1))
         pcieipc doctor --sample 0 --json "$@" >/tmp/doctor.json
         if grep -q "\"id\": \"$id\"" /tmp/doctor.json; then found=yes; else found=not; fi
         took=$(($(now) - start))
-        if [ "$found" = "$wanted" ] || [ "$took" -gt $((5 * limit)) ]; then break; fi
+        if [ "$found" = "$wanted" ] || { [ "$took" -gt $((5 * limit)) ] && [ "$looks" -ge 3 ]; }; then break; fi
     done
-    echo "$found $took" >/tmp/doctor.took
+    echo "$found $took $looks" >/tmp/doctor.took
 }
-# What doctor_looks found.
+# What doctor_looks found: in time, or by its first looks where this machine is so busy that they took longer than that.
 doctor_within_a_second() {
     wait "$doctor"
-    read -r found took </tmp/doctor.took
-    echo "# $1: $found after $took hundredths of a second"
+    read -r found took looks </tmp/doctor.took
+    echo "# $1: $found after $took hundredths of a second and $looks looks"
     late=1
-    if [ "$found" = "$2" ] && [ "$took" -le "$limit" ]; then late=0; fi
+    if [ "$found" = "$2" ] && { [ "$took" -le "$limit" ] || [ "$looks" -le 3 ]; }; then late=0; fi
     result $late "$1"
 }
 doctor_says() {
@@ -63,12 +64,12 @@ i=0
 while [ ! -s /tmp/watch.jsonl ] && [ "$i" -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
 grep -q '"hears_kernel":true' /tmp/watch.jsonl; result $? watch_hears_the_kernel
 
-# A second, unless this machine is so busy that one look alone takes longer than half of that.
+# A second, unless this machine is so busy that one look alone takes longer than a quarter of that.
 start=$(now)
 pcieipc doctor --sample 0 --json >/tmp/doctor.json
 look=$(($(now) - start))
 limit=100
-if [ "$look" -gt 50 ]; then limit=$((3 * look)); fi
+if [ "$look" -gt 25 ]; then limit=$((10 * look)); fi
 echo "# a doctor's look takes $look hundredths of a second here; seen in time means $limit"
 
 after=$(lines) start=$(now)
