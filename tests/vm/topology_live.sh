@@ -42,7 +42,7 @@ doctor_within_a_second() {
     read -r found took looks </tmp/doctor.took
     echo "# $1: $found after $took hundredths of a second and $looks looks"
     late=1
-    if [ "$found" = "$2" ] && { [ "$took" -le "$limit" ] || [ "$looks" -le 3 ]; }; then late=0; fi
+    if [ "$found" = "$2" ] && { [ "$took" -le "$limit" ] || { [ "$limit" -gt 100 ] && [ "$looks" -le 3 ]; }; }; then late=0; fi
     result $late "$1"
 }
 doctor_says() {
@@ -64,12 +64,12 @@ i=0
 while [ ! -s /tmp/watch.jsonl ] && [ "$i" -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
 grep -q '"hears_kernel":true' /tmp/watch.jsonl; result $? watch_hears_the_kernel
 
-# A second, unless this machine is so busy that one look alone takes longer than a quarter of that.
+# A second, unless this machine is so busy that one look alone takes longer than half of that.
 start=$(now)
 pcieipc doctor --sample 0 --json >/tmp/doctor.json
 look=$(($(now) - start))
 limit=100
-if [ "$look" -gt 25 ]; then limit=$((10 * look)); fi
+if [ "$look" -gt 50 ]; then limit=$((3 * look)); fi
 echo "# a doctor's look takes $look hundredths of a second here; seen in time means $limit"
 
 after=$(lines) start=$(now)
