@@ -18,7 +18,7 @@ from types import ModuleType
 
 from .._native import library_path, library_version
 
-SOURCE = Path(__file__).with_name("backend.cpp")
+SOURCES = Path(__file__).with_name("backend")
 
 
 class NotBuilt(ImportError):
@@ -40,7 +40,12 @@ def _include(library: Path) -> Path:
     return library.parent
 
 
-def command(output: Path) -> list[str]:
+def _whole(file: Path) -> None:
+    """Writes a file that includes all sources: torch's headers take longer than all of them, and are so read once."""
+    file.write_text("".join(f'#include "{source}"\n' for source in sorted(SOURCES.glob("*.cpp"))))
+
+
+def command(source: Path, output: Path) -> list[str]:
     """How the backend is compiled."""
     import torch
     from torch.utils.cpp_extension import include_paths, library_paths
@@ -68,7 +73,7 @@ def command(output: Path) -> list[str]:
             found.append(f'-DPYBIND11_{name}="{value}"')
     found += [f"-I{_include(library)}"]
     found += [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_paths()["include"]] if path != "/usr/include"]
-    found += [str(SOURCE), "-o", str(output)]
+    found += [str(source), "-o", str(output)]
     found += [f"-L{path}" for path in library_paths()]
     found += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", str(library), f"-Wl,-rpath,{library.parent}"]
     return found
@@ -78,7 +83,9 @@ def key() -> str:
     """A name for everything that the result depends on."""
     import torch
 
-    parts = [torch.__version__, torch.__file__, sys.version, library_version(), SOURCE.read_text(), " ".join(command(Path("_backend.so")))]
+    sources = [f"{path.name}\n{path.read_text()}" for path in sorted(SOURCES.iterdir())]
+    how = " ".join(command(Path("backend.cpp"), Path("_backend.so")))
+    parts = [torch.__version__, torch.__file__, sys.version, library_version(), *sources, how]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -106,10 +113,12 @@ def build() -> Path:
         if made.exists():
             return made
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            output = Path(scratch) / "_backend.so"
-            done = subprocess.run(command(output), capture_output=True, text=True, check=False)
+            source, output = folder / "backend.cpp", Path(scratch) / "_backend.so"
+            _whole(source)
+            compile_it = command(source, output)
+            done = subprocess.run(compile_it, capture_output=True, text=True, check=False)
             log = folder / "build.log"
-            log.write_text(f"$ {shlex.join(command(output))}\n{done.stdout}{done.stderr}")
+            log.write_text(f"$ {shlex.join(compile_it)}\n{done.stdout}{done.stderr}")
             if done.returncode != 0:
                 first = next((line for line in done.stderr.splitlines() if "error" in line), "see the log")
                 raise NotBuilt(
