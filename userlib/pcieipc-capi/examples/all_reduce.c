@@ -1,25 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Processes of one machine add up their gradients.
 // usage: all_reduce RANKS [DIRECTORY]; cc all_reduce.c -lpcieipc
-#include <pcieipc.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "processes.h"
 
 enum { COUNT = 1000003 };
 
-static void expect(enum pcieipc_status status, const char *what)
+static int rank_main(unsigned rank, unsigned ranks, const char *directory, int unused)
 {
-    if (status != PCIEIPC_STATUS_OK) {
-        fprintf(stderr, "%s: %s: %s\n", what, pcieipc_status_name(status), pcieipc_last_error());
-        exit(1);
-    }
-}
-
-static int rank_main(unsigned rank, unsigned ranks, const char *directory)
-{
+    (void)unused;
     struct pcieipc_options options = { .size = sizeof(options), .directory = directory, .rank = rank, .ranks = ranks };
     pcieipc_group *group;
     expect(pcieipc_group_meet(&options, &group), "meeting");
@@ -52,25 +40,5 @@ static int rank_main(unsigned rank, unsigned ranks, const char *directory)
 
 int main(int argc, char **argv)
 {
-    unsigned ranks = argc > 1 ? (unsigned)atoi(argv[1]) : 2;
-    char made[] = "/tmp/pcieipc-XXXXXX";
-    const char *directory = argc > 2 ? argv[2] : mkdtemp(made);
-    if (!directory) {
-        perror("mkdtemp");
-        return 1;
-    }
-    for (unsigned rank = 0; rank < ranks; rank++) {
-        fflush(stdout);
-        pid_t child = fork();
-        if (child < 0) {
-            perror("fork");
-            return 1;
-        }
-        if (child == 0)
-            return rank_main(rank, ranks, directory);
-    }
-    int failed = 0, status;
-    while (wait(&status) > 0)
-        failed |= status;
-    return failed != 0;
+    return run(argc > 1 ? (unsigned)atoi(argv[1]) : 2, argc > 2 ? argv[2] : NULL, 0, rank_main);
 }

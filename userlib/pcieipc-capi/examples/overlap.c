@@ -1,21 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Processes of one machine add up the gradients of several layers while they compute the next ones.
 // usage: overlap RANKS [DIRECTORY]; cc overlap.c -lpcieipc
-#include <pcieipc.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "processes.h"
 
 enum { LAYERS = 12, COUNT = 50001 };
-
-static void expect(enum pcieipc_status status, const char *what)
-{
-    if (status != PCIEIPC_STATUS_OK) {
-        fprintf(stderr, "%s: %s: %s\n", what, pcieipc_status_name(status), pcieipc_last_error());
-        exit(1);
-    }
-}
 
 static int rank_main(unsigned rank, unsigned ranks, const char *directory, int helped)
 {
@@ -58,28 +46,8 @@ static int rank_main(unsigned rank, unsigned ranks, const char *directory, int h
 
 int main(int argc, char **argv)
 {
-    unsigned ranks = argc > 1 ? (unsigned)atoi(argv[1]) : 2;
-    char made[] = "/tmp/pcieipc-XXXXXX";
-    const char *directory = argc > 2 ? argv[2] : mkdtemp(made);
-    if (!directory) {
-        perror("mkdtemp");
-        return 1;
-    }
     int failed = 0;
-    for (int helped = 0; helped < 2; helped++) {
-        for (unsigned rank = 0; rank < ranks; rank++) {
-            fflush(stdout);
-            pid_t child = fork();
-            if (child < 0) {
-                perror("fork");
-                return 1;
-            }
-            if (child == 0)
-                return rank_main(rank, ranks, directory, helped);
-        }
-        int status;
-        while (wait(&status) > 0)
-            failed |= status;
-    }
-    return failed != 0;
+    for (int helped = 0; helped < 2; helped++)
+        failed |= run(argc > 1 ? (unsigned)atoi(argv[1]) : 2, argc > 2 ? argv[2] : NULL, helped, rank_main);
+    return failed;
 }

@@ -1,51 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A group that follows the PCIe tree learns of changes and plans anew, all ranks alike.
 
+#[path = "support/changing.rs"]
+mod changing;
 mod support;
 
 use std::{
-    io,
     path::PathBuf,
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use changing::Changing;
 use host_fixtures::Fixture;
 use pcieipc::{
     Error,
     plan::Algorithm,
     reduce::Op,
-    topology::{Address, Archive, Change, Origin, ReadAt, Source, Topology},
+    topology::{Address, Change, Topology},
 };
 use support::{PATIENCE, sum, threads, value};
-
-/// A host that changes when all ranks look at the same one.
-#[derive(Clone)]
-struct Host(Arc<Mutex<Archive>>);
-
-impl Source for Host {
-    fn origin(&self) -> Origin {
-        Origin::Snapshot
-    }
-    fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        self.0.lock().unwrap().read(path)
-    }
-    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
-        self.0.lock().unwrap().open(path)
-    }
-    fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        self.0.lock().unwrap().list(path)
-    }
-    fn link(&self, path: &str) -> io::Result<String> {
-        self.0.lock().unwrap().link(path)
-    }
-}
 
 #[test]
 fn ranks_plan_by_switches_and_learn_that_a_link_lost_lanes() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts/intel-8gpu-two-sockets.toml");
     let mut described = Fixture::load(&path).unwrap();
-    let host = Host(Arc::new(Mutex::new(described.build().unwrap())));
+    let host = Changing::new(described.build().unwrap());
     let tree = Topology::read(&host);
     let gpus: Vec<Address> = tree.peers().into_iter().map(|i| tree.functions[i].address).collect();
     let four = vec![gpus[0], gpus[1], gpus[4], gpus[5]];
@@ -77,7 +56,7 @@ fn ranks_plan_by_switches_and_learn_that_a_link_lost_lanes() {
             // Nobody may still be reading the old tree for the first time.
             gate.wait();
             if rank == 0 {
-                *host.0.lock().unwrap() = worse.clone();
+                host.change(worse.clone());
             }
             let start = Instant::now();
             while !group.tree_changed() && start.elapsed() < Duration::from_secs(30) {
@@ -134,7 +113,7 @@ const MEASURED: pcieipc::tune::Calibration =
 #[test]
 fn tuned_ranks_choose_alike_and_change_no_bit_before_and_after_they_learn_the_tree() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hosts/intel-8gpu-two-sockets.toml");
-    let host = Host(Arc::new(Mutex::new(Fixture::load(&path).unwrap().build().unwrap())));
+    let host = Changing::new(Fixture::load(&path).unwrap().build().unwrap());
     let tree = Topology::read(&host);
     let gpus: Vec<Address> = tree.peers().into_iter().map(|i| tree.functions[i].address).collect();
     let four = vec![gpus[0], gpus[4], gpus[1], gpus[5]];

@@ -1,45 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Groups over the module know the tree from their meeting on, and learn when it changes.
 
+#[path = "../../tests/support/changing.rs"]
+mod changing;
+
 use std::{
-    io,
     path::PathBuf,
-    sync::{Arc, Barrier, Mutex},
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
+
+use changing::Changing;
 
 use super::{Group, GroupOptions, Host, KmodOptions, Transport};
 use crate::{
     device::fake::{FakeKernel, GONE},
     error::{Error, Rank},
     reduce::Op,
-    topology::{Archive, Origin, ReadAt, Source, import},
+    topology::{Archive, import},
     transport::kmod::Mover,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A host whose files can be exchanged while it is followed.
-#[derive(Clone)]
-struct Changing(Arc<Mutex<Archive>>);
-
-impl Source for Changing {
-    fn origin(&self) -> Origin {
-        Origin::Snapshot
-    }
-    fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        self.0.lock().unwrap().read(path)
-    }
-    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
-        self.0.lock().unwrap().open(path)
-    }
-    fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        self.0.lock().unwrap().list(path)
-    }
-    fn link(&self, path: &str) -> io::Result<String> {
-        self.0.lock().unwrap().link(path)
-    }
-}
 
 /// Two switches with two endpoints each, the first of which has so many lanes.
 fn host(lanes: u32) -> Archive {
@@ -91,7 +73,7 @@ fn reduces(group: &mut Group) -> Result<(), Error> {
 #[test]
 fn ranks_over_the_module_plan_for_one_and_the_same_tree_from_their_meeting_on() {
     for mover in [Mover::Processor, Mover::Engine] {
-        let views = ranks(&FakeKernel::new(4), &Changing(Arc::new(Mutex::new(host(16)))), mover, |mut group| {
+        let views = ranks(&FakeKernel::new(4), &Changing::new(host(16)), mover, |mut group| {
             assert!(!group.tree_changed());
             assert_eq!(group.engine.get().tree().to_string(), "((0 2) (1 3))");
             reduces(&mut group).unwrap();
@@ -105,14 +87,14 @@ fn ranks_over_the_module_plan_for_one_and_the_same_tree_from_their_meeting_on() 
 
 #[test]
 fn a_link_that_loses_lanes_is_a_warning_and_changes_what_all_plan_for() {
-    let changing = Changing(Arc::new(Mutex::new(host(16))));
+    let changing = Changing::new(host(16));
     let gate = Barrier::new(4);
     ranks(&FakeKernel::new(4), &changing, Mover::Engine, |mut group| {
         let before = group.view.clone().unwrap();
         assert!(group.degraded_ways().is_empty());
         gate.wait();
         if group.rank() == 0 {
-            *changing.0.lock().unwrap() = host(4);
+            changing.change(host(4));
         }
         let begun = Instant::now();
         while !group.tree_changed() && begun.elapsed() < PATIENCE {
@@ -136,7 +118,7 @@ fn a_link_that_loses_lanes_is_a_warning_and_changes_what_all_plan_for() {
 fn survivors_keep_what_they_know_of_the_tree() {
     let kernel = FakeKernel::new(4);
     let gate = Barrier::new(4);
-    ranks(&kernel, &Changing(Arc::new(Mutex::new(host(16)))), Mover::Engine, |mut group| {
+    ranks(&kernel, &Changing::new(host(16)), Mover::Engine, |mut group| {
         let rank = group.rank();
         reduces(&mut group).unwrap();
         gate.wait();
