@@ -42,6 +42,11 @@ impl Kind {
     ];
 
     /// Bytes of one element.
+    ///
+    /// ```
+    /// assert_eq!(pcieipc_reduce::Kind::BF16.size(), 2);
+    /// ```
+    #[inline]
     pub fn size(self) -> usize {
         match self {
             Self::F64 | Self::I64 | Self::U64 => 8,
@@ -52,6 +57,12 @@ impl Kind {
     }
 
     /// Bytes of one element as it lies in a record or in scratch memory.
+    ///
+    /// ```
+    /// use pcieipc_reduce::{Form, Kind};
+    /// assert_eq!((Kind::BF16.size_as(Form::Element), Kind::BF16.size_as(Form::Partial)), (2, 4));
+    /// ```
+    #[inline]
     pub fn size_as(self, form: Form) -> usize {
         match (form, self) {
             (Form::Partial, Self::F16 | Self::BF16) => 4,
@@ -60,16 +71,31 @@ impl Kind {
     }
 
     /// Whether the order in which elements are added changes the sum.
+    ///
+    /// ```
+    /// use pcieipc_reduce::Kind;
+    /// assert!(Kind::F16.is_float() && !Kind::U8.is_float());
+    /// ```
     pub fn is_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
     }
 
     /// The kind with that number, as it travels between ranks.
+    ///
+    /// ```
+    /// use pcieipc_reduce::Kind;
+    /// assert_eq!((Kind::from_code(Kind::I64 as u8), Kind::from_code(99)), (Some(Kind::I64), None));
+    /// ```
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|k| *k as u8 == code)
     }
 
     /// The name that users read and write.
+    ///
+    /// ```
+    /// use pcieipc_reduce::Kind;
+    /// assert_eq!(Kind::BF16.name().parse(), Ok(Kind::BF16));
+    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
@@ -122,11 +148,21 @@ impl Op {
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Average];
 
     /// The operation with that number, as it travels between ranks.
+    ///
+    /// ```
+    /// use pcieipc_reduce::Op;
+    /// assert_eq!((Op::from_code(Op::Max as u8), Op::from_code(99)), (Some(Op::Max), None));
+    /// ```
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|o| *o as u8 == code)
     }
 
     /// The name that users read and write.
+    ///
+    /// ```
+    /// use pcieipc_reduce::Op;
+    /// assert_eq!(Op::Average.name().parse(), Ok(Op::Average));
+    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",

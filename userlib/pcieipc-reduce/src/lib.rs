@@ -46,6 +46,13 @@ pub struct Out {
 
 impl Out {
     /// A chunk that this rank itself reads next.
+    ///
+    /// ```
+    /// use pcieipc_reduce::{Form, Out};
+    /// let mut sum = [0.0f32; 4];
+    /// assert!(!Out::new(sum.as_mut_ptr().cast(), Form::Element).stream);
+    /// ```
+    #[inline]
     pub fn new(ptr: *mut u8, form: Form) -> Self {
         Self { ptr, form, stream: false }
     }
@@ -64,6 +71,10 @@ pub enum Isa {
 
 impl Isa {
     /// The widest that this processor has.
+    ///
+    /// ```
+    /// println!("{:?}", pcieipc_reduce::Isa::detect());
+    /// ```
     pub fn detect() -> Self {
         #[cfg(all(target_arch = "x86_64", pcieipc_avx512))]
         if std::is_x86_feature_detected!("f16c")
@@ -85,6 +96,17 @@ impl Isa {
 /// Combines `len` elements of each source with `op`, in the order listed, and stores them to every target. Streamed stores are
 /// ordered before all stores that follow the call.
 /// `divisor` is the number of ranks when the result is final and `op` is [`Op::Average`]; otherwise it is not looked at.
+///
+/// ```
+/// use pcieipc_reduce::{Form, In, Isa, Kind, Op, Out, fold};
+///
+/// let (a, b, mut sum) = ([1.0f32, 2.0], [3.0f32, 4.0], [0.0f32; 2]);
+/// let sources = [&a, &b].map(|x| In { ptr: x.as_ptr().cast(), form: Form::Element });
+/// let target = Out::new(sum.as_mut_ptr().cast(), Form::Element);
+/// // SAFETY: all three hold two floats, and the processor was asked.
+/// unsafe { fold(Isa::detect(), Kind::F32, Op::Sum, &sources, &[target], 2, None) };
+/// assert_eq!(sum, [4.0, 6.0]);
+/// ```
 ///
 /// # Safety
 /// - Each source is readable and each target writable for `len` elements in its form, during the call.

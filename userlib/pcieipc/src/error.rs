@@ -160,6 +160,11 @@ fn with(endpoint: &Option<EndpointRef>) -> String {
 
 impl Error {
     /// The rank that the error is about, where it is about one.
+    ///
+    /// ```
+    /// let error = pcieipc::Error::Aborted { by: 3, why: "a watchdog".into(), endpoint: None };
+    /// assert_eq!(error.peer(), Some(3));
+    /// ```
     pub fn peer(&self) -> Option<Rank> {
         match self {
             Self::Timeout { peer, .. }

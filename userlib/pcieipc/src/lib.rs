@@ -69,8 +69,12 @@ pub mod plan;
 pub mod registered;
 pub mod ring;
 pub mod sim;
+// What this project's own crates share, and no part of the interface.
+#[doc(hidden)]
 pub mod sys;
 pub mod topology;
+// What groups are made of; what users see of it is exported from there.
+#[doc(hidden)]
 pub mod transport;
 pub mod tune;
 

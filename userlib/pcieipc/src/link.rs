@@ -42,40 +42,129 @@ pub struct SharedMut<'a> {
 }
 
 impl Shared<'_> {
+    /// ```
+    /// use pcieipc::link::Shared;
+    ///
+    /// let bytes = [1u8, 2, 3];
+    /// // SAFETY: the array outlives it.
+    /// let shared = unsafe { Shared::new(std::ptr::NonNull::from(&bytes).cast(), 3) };
+    /// assert_eq!(shared.len(), 3);
+    /// ```
+    ///
     /// # Safety
     /// `ptr` must stay mapped and readable for `len` bytes during the lifetime.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len, life: PhantomData }
     }
     /// Start of the bytes; only for copies and kernels that tolerate concurrent writers.
+    ///
+    /// ```
+    /// # use pcieipc::link::{Shared, SharedMut};
+    /// # let mut bytes = [7u8; 3];
+    /// # let place = std::ptr::NonNull::from(&mut bytes).cast::<u8>();
+    /// # // SAFETY: the array outlives it.
+    /// # let mut room = unsafe { SharedMut::new(place, 3) };
+    /// # // SAFETY: as above.
+    /// # let shared = unsafe { Shared::new(place, 3) };
+    /// let mut copy = [0u8; 3];
+    /// // SAFETY: both sides have three bytes.
+    /// unsafe { shared.as_ptr().copy_to_nonoverlapping(copy.as_mut_ptr(), shared.len()) };
+    /// assert_eq!(copy, [7; 3]);
+    /// ```
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
     }
     /// How many bytes.
+    ///
+    /// ```
+    /// # use pcieipc::link::{Shared, SharedMut};
+    /// # let mut bytes = [7u8; 3];
+    /// # let place = std::ptr::NonNull::from(&mut bytes).cast::<u8>();
+    /// # // SAFETY: the array outlives it.
+    /// # let mut room = unsafe { SharedMut::new(place, 3) };
+    /// # // SAFETY: as above.
+    /// # let shared = unsafe { Shared::new(place, 3) };
+    /// assert_eq!(shared.len(), 3);
+    /// ```
     pub fn len(&self) -> usize {
         self.len
     }
     /// Whether there are none.
+    ///
+    /// ```
+    /// # use pcieipc::link::{Shared, SharedMut};
+    /// # let mut bytes = [7u8; 3];
+    /// # let place = std::ptr::NonNull::from(&mut bytes).cast::<u8>();
+    /// # // SAFETY: the array outlives it.
+    /// # let mut room = unsafe { SharedMut::new(place, 3) };
+    /// # // SAFETY: as above.
+    /// # let shared = unsafe { Shared::new(place, 3) };
+    /// assert!(!shared.is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
 impl SharedMut<'_> {
+    /// ```
+    /// use pcieipc::link::SharedMut;
+    ///
+    /// let mut bytes = [0u8; 3];
+    /// // SAFETY: the array outlives it, and nobody else uses it.
+    /// let room = unsafe { SharedMut::new(std::ptr::NonNull::from(&mut bytes).cast(), 3) };
+    /// assert_eq!(room.len(), 3);
+    /// ```
+    ///
     /// # Safety
     /// `ptr` must stay mapped and writable for `len` bytes during the lifetime, and nobody else in this process may use it.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len, life: PhantomData }
     }
     /// Start of the bytes.
+    ///
+    /// ```
+    /// # use pcieipc::link::{Shared, SharedMut};
+    /// # let mut bytes = [7u8; 3];
+    /// # let place = std::ptr::NonNull::from(&mut bytes).cast::<u8>();
+    /// # // SAFETY: the array outlives it.
+    /// # let mut room = unsafe { SharedMut::new(place, 3) };
+    /// # // SAFETY: as above.
+    /// # let shared = unsafe { Shared::new(place, 3) };
+    /// // SAFETY: three bytes are there.
+    /// unsafe { room.as_mut_ptr().write_bytes(1, 3) };
+    /// assert_eq!(bytes, [1; 3]);
+    /// ```
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }
     /// How many bytes.
+    ///
+    /// ```
+    /// # use pcieipc::link::{Shared, SharedMut};
+    /// # let mut bytes = [7u8; 3];
+    /// # let place = std::ptr::NonNull::from(&mut bytes).cast::<u8>();
+    /// # // SAFETY: the array outlives it.
+    /// # let mut room = unsafe { SharedMut::new(place, 3) };
+    /// # // SAFETY: as above.
+    /// # let shared = unsafe { Shared::new(place, 3) };
+    /// assert_eq!(room.len(), 3);
+    /// ```
     pub fn len(&self) -> usize {
         self.len
     }
     /// Whether there are none.
+    ///
+    /// ```
+    /// # use pcieipc::link::{Shared, SharedMut};
+    /// # let mut bytes = [7u8; 3];
+    /// # let place = std::ptr::NonNull::from(&mut bytes).cast::<u8>();
+    /// # // SAFETY: the array outlives it.
+    /// # let mut room = unsafe { SharedMut::new(place, 3) };
+    /// # // SAFETY: as above.
+    /// # let shared = unsafe { Shared::new(place, 3) };
+    /// assert!(!room.is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -118,7 +207,8 @@ pub unsafe trait Links {
     /// writer stands. Plans are chosen so that they need no more. Depends on nothing that differs between ranks.
     fn depth(&self, len: usize) -> usize;
 
-    /// Waits until a record of `len` bytes fits into the link to `to` and gives its payload, 64-byte aligned.
+    /// Waits until a record of `len` bytes fits into the link to `to` and gives its payload, 64-byte aligned
+    /// (32-byte aligned when it is tiny).
     ///
     /// # Errors
     /// Timeout, PeerDied, EndpointRecovering, EndpointGone, Aborted, Corrupt (the peer's index is impossible).

@@ -57,6 +57,14 @@ pub struct Loopback {
 }
 
 /// A group of `ranks` ends; each link holds `depth` records of at most `max_record` bytes.
+///
+/// ```
+/// use pcieipc::{link::Links, loopback};
+///
+/// // Three ranks, four records a link, records of up to 4096 bytes.
+/// let ranks = loopback::group(3, 4, 4096);
+/// assert_eq!((ranks[2].rank(), ranks[2].ranks()), (2, 3));
+/// ```
 pub fn group(ranks: usize, depth: usize, max_record: usize) -> Vec<Loopback> {
     let queues = (0..ranks * ranks).map(|_| Queue::default()).collect();
     let state = Mutex::new(State { queues, alive: vec![true; ranks] });

@@ -9,6 +9,7 @@ use std::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
 };
 
 use nix::{
@@ -41,12 +42,21 @@ pub(crate) struct Offer {
 pub struct Registered<T> {
     own: Mapping,
     peers: Vec<Option<Mapping>>,
-    rank: Rank,
+    places: Arc<Places>,
     count: usize,
     number: u32,
     turn: u32,
     life: PhantomData<T>,
 }
+
+/// Where each rank's buffer lies in this process; null where there is none.
+#[derive(Debug)]
+pub(crate) struct Places(pub [*const u8; MAX_RANKS]);
+
+// SAFETY: they are addresses; whoever reads there makes sure that it may.
+unsafe impl Send for Places {}
+// SAFETY: as above.
+unsafe impl Sync for Places {}
 
 impl Offer {
     /// Memory for `bytes`, all zero; at least one page.
@@ -92,12 +102,26 @@ impl Offer {
             Mapping::new(file.as_fd(), 0, bytes, Access::Read).map(Some).map_err(failed("mmap", HINT))
         };
         let peers = files.into_iter().enumerate().map(map).collect::<Result<Vec<_>>>()?;
-        Ok(Registered { own: self.mapping, peers, rank, count, number, turn, life: PhantomData })
+        let mut places = Places([std::ptr::null(); MAX_RANKS]);
+        for (peer, (place, mapping)) in places.0.iter_mut().zip(&peers).enumerate() {
+            let mapping = if peer == rank { Some(&self.mapping) } else { mapping.as_ref() };
+            *place = mapping.map_or(std::ptr::null(), |m| m.start().as_ptr().cast_const());
+        }
+        Ok(Registered { own: self.mapping, peers, places: Arc::new(places), count, number, turn, life: PhantomData })
     }
 }
 
 impl<T: Element> Registered<T> {
     /// Which of the group's buffers it is: all ranks register in the same order.
+    ///
+    /// ```
+    /// pcieipc::group::of_threads(2, |mut group| {
+    ///     let minute = std::time::Duration::from_secs(60);
+    ///     let (first, second) = (group.register::<u8>(10, minute).unwrap(), group.register::<u8>(10, minute).unwrap());
+    ///     assert_eq!((first.number(), second.number()), (0, 1));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -113,13 +137,8 @@ impl<T: Element> Registered<T> {
     }
 
     /// Where each rank's buffer lies in this process.
-    pub(crate) fn places(&self) -> [*const u8; MAX_RANKS] {
-        let mut places = [std::ptr::null(); MAX_RANKS];
-        for (rank, (place, peer)) in places.iter_mut().zip(&self.peers).enumerate() {
-            let mapping = if rank == self.rank { Some(&self.own) } else { peer.as_ref() };
-            *place = mapping.map_or(std::ptr::null(), |m| m.start().as_ptr().cast_const());
-        }
-        places
+    pub(crate) fn places(&self) -> &Arc<Places> {
+        &self.places
     }
 }
 
@@ -141,6 +160,13 @@ impl<T: Element> DerefMut for Registered<T> {
 
 /// The same buffer for all ranks of a group that lives in one process: for tests and examples.
 ///
+/// ```
+/// let mut buffers = pcieipc::registered::in_one_process::<f32>(2, 1000)?;
+/// buffers[0].fill(1.0);
+/// assert_eq!(buffers[1].len(), 1000);
+/// # Ok::<(), pcieipc::Error>(())
+/// ```
+///
 /// # Errors
 /// `System` when there is no memory.
 pub fn in_one_process<T: Element>(ranks: usize, count: usize) -> Result<Vec<Registered<T>>> {
@@ -160,7 +186,7 @@ mod tests {
     fn what_one_rank_writes_the_others_see_and_can_not_change() {
         let mut buffers = in_one_process::<u32>(2, 5000).unwrap();
         buffers[0][4999] = 7;
-        let there = buffers[1].places()[0].cast::<u32>();
+        let there = buffers[1].places().0[0].cast::<u32>();
         // SAFETY: 5000 elements are mapped there, and nobody writes now.
         assert_eq!(unsafe { there.add(4999).read() }, 7);
         assert_eq!(buffers[1].len(), 5000);

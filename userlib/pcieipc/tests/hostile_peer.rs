@@ -95,8 +95,8 @@ impl Reach {
                 let word: &AtomicU64 = unsafe { self.data.add(line + at).cast().as_ref() };
                 let value = match random.below(5) {
                     0 => 0x5049_5043 | random.below(1 << 14) << 32,
-                    1 => 0x5049_5053 | random.below(1 << 14) << 32,
-                    2 => self.word(self.tail, 0).load(Ordering::Relaxed),
+                    1 => random.pick(&[0x5049_5053, 0x5049_5054]) | random.below(1 << 14) << 32,
+                    2 => self.word(self.tail, 0).load(Ordering::Relaxed) | random.below(4),
                     3 => word.load(Ordering::Relaxed) ^ 1 << random.below(64),
                     _ => random.next(),
                 };
@@ -108,7 +108,8 @@ impl Reach {
                 let now = tail.load(Ordering::Relaxed);
                 let place = now as usize & (self.bytes - 1) & !63;
                 let len = random.pick(&[0, 8, 64, 100, 4096, 8000, 1 << 20, u32::MAX as u64]);
-                let words = [0x5049_5043 | len << 32, random.below(4) << 32 | number, random.next(), now];
+                let kind = random.pick(&[0x5049_5043, 0x5049_5054]);
+                let words = [kind | len << 32, random.below(4) << 32 | number, random.next(), now | random.below(4)];
                 for (i, value) in words.into_iter().enumerate() {
                     // SAFETY: inside the data area, aligned.
                     let word: &AtomicU64 = unsafe { self.data.add(place + i * 8).cast().as_ref() };

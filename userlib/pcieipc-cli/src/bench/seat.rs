@@ -133,6 +133,23 @@ pub(super) fn two<T: Number>(
     }
 }
 
+/// The collective where registered buffers lie; only a reduce-scatter has another output.
+pub(super) fn straight<T: Number>(
+    group: &mut Group,
+    collective: Collective,
+    op: Op,
+    root: usize,
+    buffer: &mut Registered<T>,
+    output: &mut [T],
+) -> Result<()> {
+    match collective {
+        Collective::ReduceScatter => group.reduce_scatter_registered(buffer, output, op, WAIT),
+        Collective::AllGather => group.all_gather_registered(buffer, WAIT),
+        Collective::Broadcast => group.broadcast_registered(buffer, root, WAIT),
+        _ => group.all_reduce_registered(buffer, op, WAIT),
+    }
+}
+
 pub(super) struct Bench {
     pub(super) group: Group,
     pub(super) collective: Collective,
@@ -147,8 +164,7 @@ impl Bench {
         let (count, block) = self.counts::<T>(bytes);
         let mut row = Row { bytes: count * size_of::<T>(), count, out_of_place: None, in_place: None, limit: None };
         if memory == Memory::Registered {
-            let mut buffer = self.group.register::<T>(count, WAIT)?;
-            row.in_place = Some(self.time_registered(&mut buffer)?);
+            self.registered::<T>(&mut row, block)?;
             if limit {
                 row.limit = Some(self.limit::<T>(count)?);
             }
@@ -195,9 +211,25 @@ impl Bench {
         (self.inputs(ins), vec![T::default(); outs])
     }
 
-    fn time_registered<T: Number>(&mut self, buffer: &mut Registered<T>) -> Result<Timing> {
-        let (input, op) = (self.inputs::<T>(buffer.len()), self.op);
-        self.time(buffer, |b| b.copy_from_slice(&input), |group, b: &mut Registered<T>| group.all_reduce_registered(b, op, WAIT))
+    /// Fills in what takes registered buffers: in place, but for a reduce-scatter, whose output is its own.
+    fn registered<T: Number>(&mut self, row: &mut Row, block: usize) -> Result<()> {
+        let (collective, op, root) = (self.collective, self.op, self.root);
+        let mut buffer = self.group.register::<T>(row.count, WAIT)?;
+        if collective == Collective::ReduceScatter {
+            buffer.copy_from_slice(&self.inputs(row.count));
+            let mut output = vec![T::default(); block];
+            let call = |group: &mut Group, output: &mut Vec<T>| straight(group, collective, op, root, &mut buffer, output);
+            row.out_of_place = Some(self.time(&mut output, |_| (), call)?);
+            return Ok(());
+        }
+        let (at, input) = match collective {
+            Collective::AllGather => (self.group.rank() * block, self.inputs(block)),
+            _ => (0, self.inputs(row.count)),
+        };
+        let prepare = |b: &mut Registered<T>| b[at..][..input.len()].copy_from_slice(&input);
+        let call = |group: &mut Group, b: &mut Registered<T>| straight(group, collective, op, root, b, &mut []);
+        row.in_place = Some(self.time(&mut buffer, prepare, call)?);
+        Ok(())
     }
 
     /// Checks one call, then times many.
@@ -205,7 +237,7 @@ impl Bench {
         &mut self,
         buffer: &mut B,
         prepare: impl Fn(&mut B),
-        call: impl Fn(&mut Group, &mut B) -> Result<()>,
+        mut call: impl FnMut(&mut Group, &mut B) -> Result<()>,
     ) -> Result<Timing> {
         prepare(buffer);
         self.group.barrier(WAIT)?;

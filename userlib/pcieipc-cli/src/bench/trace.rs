@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Job, Memory,
-    seat::{Bench, Number, WAIT, two},
+    seat::{Bench, Number, WAIT, straight, two},
 };
 use crate::{failure::Failure, scratch::Scratch, supervisor::Interruption};
 
@@ -72,7 +72,8 @@ pub(super) fn record<T: Number>(bench: &mut Bench, job: &Job, calls: usize) -> s
     let (collective, op, root) = (bench.collective, bench.op, bench.root);
     if job.memory == Memory::Registered {
         let mut buffer = bench.group.register::<T>(count, WAIT)?;
-        around(bench, calls, |bench| bench.group.all_reduce_registered(&mut buffer, op, WAIT))?;
+        let mut output = vec![T::default(); block];
+        around(bench, calls, |bench| straight(&mut bench.group, collective, op, root, &mut buffer, &mut output))?;
     } else {
         let (input, mut output) = bench.buffers::<T>(count, block);
         around(bench, calls, |bench| two(&mut bench.group, collective, op, root, &input, &mut output))?;

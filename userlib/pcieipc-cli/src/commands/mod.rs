@@ -17,3 +17,4 @@ pub mod topo;
 pub mod trace;
 pub mod tune;
 pub mod watch;
+mod workload;

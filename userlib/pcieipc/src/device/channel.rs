@@ -64,16 +64,52 @@ impl Channel {
     }
 
     /// Its id within the session.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// println!("channel {}", channel.id());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn id(&self) -> u32 {
         self.handle.id
     }
 
     /// Pieces of contiguous bus addresses; 1 when the device sees one range.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// println!("{} pieces", channel.segments());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn segments(&self) -> u32 {
         self.segments
     }
 
     /// The writer's descriptor, to be passed with SCM_RIGHTS; a channel has one at a time.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// let writers = Export::new(channel.export()?)?; // usually in another process, which got the descriptor through a socket
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Busy` while another one is out.
@@ -94,6 +130,18 @@ impl Channel {
     }
 
     /// Wakes the writer if it sleeps in poll or on its eventfd, because room was given back.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// channel.freed()?; // wakes the writer that waits for room
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Gone` and others, by the endpoint's state.
@@ -157,6 +205,19 @@ impl Import {
     }
 
     /// Its id within the session.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// use std::os::fd::AsFd;
+    /// println!("{}", session.import(channel.export()?.as_fd())?.id());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn id(&self) -> u32 {
         self.0.id
     }

@@ -30,6 +30,18 @@ pub struct Export {
 impl Export {
     /// Maps what the descriptor stands for.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// let writers = Export::new(channel.export()?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `Other` when it is not an exported channel, or one that is too small for the ring protocol.
     pub fn new(fd: OwnedFd) -> Result<Self, DeviceError> {
@@ -37,6 +49,18 @@ impl Export {
     }
 
     /// As [`Export::new`], through a kernel of the caller's choice.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// let writers = Export::with(std::sync::Arc::new(pcieipc::sys::Linux), channel.export()?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`Export::new`].
@@ -62,21 +86,69 @@ impl Export {
     }
 
     /// The reader's endpoint.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// assert_eq!(Export::new(channel.export()?)?.endpoint(), first);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint
     }
 
     /// The life of the reader's endpoint that the reader's session belonged to when this was made.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// assert_eq!(Export::new(channel.export()?)?.generation(), session.generation());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
     /// The status page of the reader's endpoint.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// println!("{:?}", Export::new(channel.export()?)?.status().word());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn status(&self) -> &Status {
         &self.status
     }
 
     /// Rings the reader's doorbell.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// Export::new(channel.export()?)?.ring()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `RateLimited`, `Recovering`, `Stale`, `Gone`.
@@ -87,6 +159,18 @@ impl Export {
     }
 
     /// This bell is rung from now on when the reader gives back room, or when reader or endpoint ends.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// Export::new(channel.export()?)?.set_bell(&Bell::new()?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Other`.

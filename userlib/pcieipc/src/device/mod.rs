@@ -26,3 +26,5 @@ pub use export::Export;
 pub use node::{Limits, NODE, Node};
 pub use session::{Session, SessionState};
 pub use status::{Status, StatusWord};
+
+pub use crate::sys::Bell;

@@ -62,6 +62,15 @@ pub struct Node {
 impl Node {
     /// Opens the node.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::Node;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = Node::open()?;
+    /// println!("{:?}", node.limits());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `NotLoaded`, `NoPermission`, `Version`.
     pub fn open() -> Result<Self, DeviceError> {
@@ -69,6 +78,15 @@ impl Node {
     }
 
     /// Opens a node through a kernel of the caller's choice, such as a test's.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::Node;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use pcieipc::{device::NODE, sys::Linux};
+    /// let node = Node::open_with(std::sync::Arc::new(Linux), NODE.as_ref())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`Node::open`].
@@ -113,11 +131,33 @@ impl Node {
     }
 
     /// Limits and capabilities of the module.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// println!("{:?}", node.limits());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
     /// The ids of all endpoints that the module drives, in the order in which they were bound.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// for id in node.endpoints()? {
+    ///     println!("{:?}", node.endpoint(id)?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Other`.
@@ -138,6 +178,16 @@ impl Node {
 
     /// One endpoint.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// println!("{}", node.endpoint(first)?.address);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `NoEndpoint`.
     pub fn endpoint(&self, id: EndpointId) -> Result<EndpointInfo, DeviceError> {
@@ -149,6 +199,16 @@ impl Node {
 
     /// How far two endpoints are apart.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// println!("{:?}", node.distance(first, node.endpoints()?[1])?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `NoEndpoint`, `Gone`.
     pub fn distance(&self, from: EndpointId, to: EndpointId) -> Result<Distance, DeviceError> {
@@ -159,6 +219,18 @@ impl Node {
     }
 
     /// The events that wait, at most 64; none when there are none.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// for event in node.events()? {
+    ///     println!("{event:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Other`.
@@ -172,6 +244,17 @@ impl Node {
     }
 
     /// Takes an endpoint for this session, with `vectors` interrupt vectors.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// let session = node.attach(first, 1)?;
+    /// println!("life {}", session.generation());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Busy` when another session has it; `NoEndpoint`; `NotProtected`; `Recovering`; `Gone`.

@@ -72,31 +72,97 @@ impl Session {
     }
 
     /// The open node.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{:?}", session.node().limits());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn node(&self) -> &Node {
         &self.node
     }
 
     /// The endpoint.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// assert_eq!(session.endpoint(), first);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint
     }
 
     /// The life of the endpoint that this session belongs to.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// assert_eq!(session.generation(), session.status().word().generation);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
     }
 
     /// How many interrupt vectors the session has.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// assert!(session.vectors() >= 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn vectors(&self) -> u32 {
         self.vectors
     }
 
     /// The endpoint's status page.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{:?}", session.status().word());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn status(&self) -> &Status {
         &self.status
     }
 
     /// The endpoint, as it is now.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{}", session.info()?.address);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `NoEndpoint` when it is gone for long.
@@ -105,6 +171,17 @@ impl Session {
     }
 
     /// What has become of the session.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{:?}", session.state()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Other`.
@@ -125,6 +202,17 @@ impl Session {
 
     /// Goes on in the endpoint's present life; channels keep their memory, ids, mappings and exports.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// let life = session.recover()?; // after an error of the endpoint
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `Recovering` when it is too early; `Gone`.
     pub fn recover(&self) -> Result<u64, DeviceError> {
@@ -137,6 +225,17 @@ impl Session {
     /// Makes a channel whose reader is this session, with a data area of `data_bytes` (a power of two, at least a page);
     /// its writer's doorbell raises `vector`.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// let channel = session.channel(1 << 20, 0)?; // a ring of 1 MiB; vector 0 wakes its reader
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `Limit`, `Memory`, `Recovering`, `Stale`, `Gone`.
     pub fn channel(&self, data_bytes: usize, vector: u32) -> Result<Channel, DeviceError> {
@@ -144,6 +243,19 @@ impl Session {
     }
 
     /// Makes another session's channel a destination of this endpoint's engine. The descriptor stays the caller's.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// use std::os::fd::AsFd;
+    /// let import = session.import(channel.export()?.as_fd())?; // its own, for the example
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `Limit`, `Unsupported`, `Recovering`, `Stale`, `Gone`.
@@ -153,6 +265,19 @@ impl Session {
 
     /// The endpoint's engine copies `bytes` from one channel of this session to another, made or imported; returns when
     /// the data is there.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Export, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// # let channel = session.channel(1 << 20, 0)?;
+    /// let other = session.channel(1 << 20, 0)?;
+    /// session.copy((channel.id(), 0), (other.id(), 0), 4096, std::time::Duration::from_secs(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `EngineTimeout` (the engine is stopped), `Engine`, `Unsupported`, `Recovering`, `Stale`, `Gone`; `Other` for a range
@@ -166,6 +291,18 @@ impl Session {
 
     /// A vector rings this bell from now on, and so does every change of the endpoint's state.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// let bell = Bell::new()?;
+    /// session.set_bell(0, &bell)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `Other`.
     pub fn set_bell(&self, vector: u32, bell: &Bell) -> Result<(), DeviceError> {
@@ -175,6 +312,17 @@ impl Session {
     }
 
     /// Rings the own endpoint.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// session.ring(0)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `RateLimited`, `Recovering`, `Stale`, `Gone`.

@@ -33,16 +33,51 @@ impl Status {
 
     /// State and generation now. The kernel stores them before it wakes anybody, so what a woken rank reads is not older
     /// than what woke it.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{:?}", session.status().word().state);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn word(&self) -> StatusWord {
         StatusWord::from_word(self.load(std::mem::offset_of!(pcieipc_status, word)))
     }
 
     /// Interrupts that the endpoint raised in this life.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{}", session.status().interrupts());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn interrupts(&self) -> u64 {
         self.load(std::mem::offset_of!(pcieipc_status, interrupts))
     }
 
     /// The link as last sampled; `None` while it is down or unknown.
+    ///
+    /// ```no_run
+    /// # use pcieipc::device::{Bell, Node};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// if let Some(link) = session.status().link() {
+    ///     println!("{link}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn link(&self) -> Option<LinkState> {
         let at = std::mem::offset_of!(pcieipc_status, link);
         // SAFETY: as in `load`, for a word of 32 bits.

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The arguments of one call, and the word by which ranks compare them.
 
-use super::MAX_RANKS;
+use std::sync::Arc;
+
 use crate::{
     error::{Error, Rank, Result},
     plan::{Collective, Plan},
     reduce::{Element, Kind, Op},
-    registered::Registered,
+    registered::{Places, Registered},
 };
 
 /// One call's arguments. Private to the executor, so that the pointers never outlive the borrow they were made from.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Arguments {
     pub collective: Collective,
     pub kind: Kind,
@@ -23,8 +24,10 @@ pub struct Arguments {
     pub input_count: usize,
     pub output: *mut u8,
     pub output_count: usize,
-    /// Where the peers' registered inputs and outputs lie in this process; null where there are none.
-    pub peers: ([*const u8; MAX_RANKS], [*const u8; MAX_RANKS]),
+    /// Where the peers' registered buffers lie in this process, if they are.
+    pub peers: Option<Arc<Places>>,
+    /// A rank's input starts so many bytes times its number into its buffer.
+    pub peer_stride: usize,
     /// Which registered buffers and which part of them, so that ranks see when they pass different ones.
     pub place: u64,
 }
@@ -52,8 +55,6 @@ fn lengths(what: &str, input: usize, output: usize) -> Error {
     Error::Argument(format!("{input} elements in and {output} out do not fit {what}"))
 }
 
-const NO_PEERS: ([*const u8; MAX_RANKS], [*const u8; MAX_RANKS]) = ([std::ptr::null(); MAX_RANKS], [std::ptr::null(); MAX_RANKS]);
-
 impl Arguments {
     /// One buffer as input and output. The caller holds the borrow until the call has ended. `S` is `kind`'s type, or bytes.
     pub fn in_place<S>(collective: Collective, kind: Kind, buffer: &mut [S]) -> Self {
@@ -71,7 +72,8 @@ impl Arguments {
             input_count: count,
             output,
             output_count: count,
-            peers: NO_PEERS,
+            peers: None,
+            peer_stride: 0,
             place: 0,
         }
     }
@@ -89,11 +91,13 @@ impl Arguments {
             input_count: input.len(),
             output: output.as_mut_ptr().cast(),
             output_count: output.len(),
-            peers: NO_PEERS,
+            peers: None,
+            peer_stride: 0,
             place: 0,
         }
     }
 
+    #[inline]
     pub fn all_reduce<T: Element>(buffer: &mut [T], op: Op) -> Self {
         Self::in_place(Collective::AllReduce, T::KIND, buffer).with_op(op)
     }
@@ -106,12 +110,45 @@ impl Arguments {
     }
 
     pub fn all_reduce_registered<T: Element>(group: Group, buffer: &mut Registered<T>, op: Op) -> Result<Self> {
+        let (peers, place) = Self::registered(group, buffer)?;
+        Ok(Self { peers, place, ..Self::all_reduce(buffer, op) })
+    }
+
+    pub fn broadcast_registered<T: Element>(group: Group, buffer: &mut Registered<T>, root: Rank) -> Result<Self> {
+        let (peers, place) = Self::registered(group, buffer)?;
+        Ok(Self { peers, place, ..Self::broadcast(group, buffer, root)? })
+    }
+
+    /// The input is this rank's block of the buffer.
+    pub fn all_gather_registered<T: Element>(group: Group, buffer: &mut Registered<T>) -> Result<Self> {
+        let (peers, place) = Self::registered(group, buffer)?;
+        if buffer.len() % group.ranks != 0 {
+            return Err(Error::Argument(format!("{} elements are not a block for each of {} ranks", buffer.len(), group.ranks)));
+        }
+        let block = buffer.len() / group.ranks;
+        let peer_stride = block * size_of::<T>();
+        let whole = Self::in_place(Collective::AllGather, T::KIND, buffer);
+        let input = whole.input.wrapping_add(group.rank * peer_stride);
+        Ok(Self { count: block, input, input_count: block, peers, peer_stride, place, ..whole })
+    }
+
+    pub fn reduce_scatter_registered<T: Element>(
+        group: Group,
+        input: &mut Registered<T>,
+        output: &mut [T],
+        op: Op,
+    ) -> Result<Self> {
+        let (peers, place) = Self::registered(group, input)?;
+        Ok(Self { peers, place, ..Self::reduce_scatter(group, input, output, op)? })
+    }
+
+    /// Where all ranks' buffers lie in this process, and which one it is.
+    fn registered<T: Element>(group: Group, buffer: &Registered<T>) -> Result<(Option<Arc<Places>>, u64)> {
         if buffer.ranks() != group.ranks {
             let (of, ranks) = (buffer.ranks(), group.ranks);
             return Err(Error::Argument(format!("the buffer is registered among {of} ranks, not {ranks}")));
         }
-        let (places, place) = (buffer.places(), u64::from(buffer.number()) + 1);
-        Ok(Self { peers: (places, places), place, ..Self::all_reduce(buffer, op) })
+        Ok((Some(buffer.places().clone()), u64::from(buffer.number()) + 1))
     }
 
     pub fn reduce_scatter<T: Element>(group: Group, input: &[T], output: &mut [T], op: Op) -> Result<Self> {
@@ -166,6 +203,7 @@ impl Arguments {
         Self::between::<u8>(Collective::Barrier, 0, &[], &mut [])
     }
 
+    #[inline]
     pub fn with_op(self, op: Op) -> Self {
         Self { op, ..self }
     }

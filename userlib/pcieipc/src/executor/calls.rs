@@ -41,6 +41,16 @@ impl<L: Links> Executor<L> {
 
     /// Like [`Self::all_reduce`], but leaves the input as it is.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut sum = [0.0; 2];
+    /// alone.all_reduce_into(&[1.0, 2.0], &mut sum, Op::Sum, soon)?;
+    /// assert_eq!(sum, [1.0, 2.0]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn all_reduce_into<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, deadline: Instant) -> Result<()> {
@@ -48,6 +58,16 @@ impl<L: Links> Executor<L> {
     }
 
     /// Like [`Self::all_reduce`] for a buffer whose type is known only at run time; it need not be aligned.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut bytes = 3u16.to_ne_bytes();
+    /// alone.all_reduce_bytes(&mut bytes, pcieipc::reduce::Kind::U16, Op::Prod, soon)?;
+    /// assert_eq!(u16::from_ne_bytes(bytes), 3);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` when the length is not a multiple of the element's size.
@@ -60,13 +80,99 @@ impl<L: Links> Executor<L> {
 
     /// Like [`Self::all_reduce`], straight between registered buffers.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op, registered};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// # let mut buffer = registered::in_one_process::<f32>(1, 100)?.remove(0);
+    /// buffer.fill(2.0);
+    /// alone.all_reduce_registered(&mut buffer, Op::Sum, soon)?;
+    /// assert_eq!(buffer[99], 2.0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
     pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, deadline: Instant) -> Result<()> {
         self.call(Arguments::all_reduce_registered(self.group(), buffer, op)?, deadline)
     }
 
+    /// Like [`Self::broadcast`], straight from the root's registered buffer.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op, registered};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// # let mut buffer = registered::in_one_process::<f32>(1, 100)?.remove(0);
+    /// buffer.fill(2.0);
+    /// alone.broadcast_registered(&mut buffer, 0, soon)?;
+    /// assert_eq!(buffer[99], 2.0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
+    pub fn broadcast_registered<T: Element>(&mut self, buffer: &mut Registered<T>, root: Rank, deadline: Instant) -> Result<()> {
+        self.call(Arguments::broadcast_registered(self.group(), buffer, root)?, deadline)
+    }
+
+    /// Like [`Self::all_gather`], straight between registered buffers of one block for each rank: this rank's block is the input and is in its
+    /// place already.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op, registered};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// # let mut buffer = registered::in_one_process::<f32>(1, 100)?.remove(0);
+    /// buffer.fill(2.0);
+    /// alone.all_gather_registered(&mut buffer, soon)?;
+    /// assert_eq!(buffer[99], 2.0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group or without whole blocks.
+    pub fn all_gather_registered<T: Element>(&mut self, buffer: &mut Registered<T>, deadline: Instant) -> Result<()> {
+        self.call(Arguments::all_gather_registered(self.group(), buffer)?, deadline)
+    }
+
+    /// Like [`Self::reduce_scatter`], straight from registered inputs, which stay as they are.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op, registered};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// # let mut buffer = registered::in_one_process::<f32>(1, 100)?.remove(0);
+    /// buffer.fill(2.0);
+    /// let mut block = [0.0; 100];
+    /// alone.reduce_scatter_registered(&mut buffer, &mut block, Op::Sum, soon)?;
+    /// assert_eq!(block[99], 2.0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
+    pub fn reduce_scatter_registered<T: Element>(
+        &mut self,
+        input: &mut Registered<T>,
+        output: &mut [T],
+        op: Op,
+        deadline: Instant,
+    ) -> Result<()> {
+        self.call(Arguments::reduce_scatter_registered(self.group(), input, output, op)?, deadline)
+    }
+
     /// All-reduces several buffers, in the order given and overlapped: the gradients of a model, bucket by bucket.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let (mut weights, mut biases) = ([1i32; 100], [2i32; 3]);
+    /// alone.all_reduce_many(&mut [&mut weights, &mut biases], Op::Sum, soon)?;
+    /// assert_eq!(biases, [2; 3]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` before anything is sent. Any of the buffers may be half overwritten.
@@ -77,6 +183,16 @@ impl<L: Links> Executor<L> {
 
     /// Combines blocks: `input` holds one block for each rank, `output` gets this rank's block of the combination.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut block = [0u8; 2];
+    /// alone.reduce_scatter(&[1, 5], &mut block, Op::Sum, soon)?;
+    /// assert_eq!(block, [1, 5]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, deadline: Instant) -> Result<()> {
@@ -84,6 +200,16 @@ impl<L: Links> Executor<L> {
     }
 
     /// Collects blocks: `output` gets the inputs of all ranks, in rank order.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut all = [0];
+    /// alone.all_gather(&[7], &mut all, soon)?;
+    /// assert_eq!(all, [7]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Self::all_reduce`].
@@ -93,6 +219,16 @@ impl<L: Links> Executor<L> {
 
     /// Exchanges blocks: block `p` of `input` goes to rank `p`, which finds it as the block of this rank.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut blocks = [0; 2];
+    /// alone.all_to_all(&[1, 2], &mut blocks, soon)?;
+    /// assert_eq!(blocks, [1, 2]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T], deadline: Instant) -> Result<()> {
@@ -100,6 +236,16 @@ impl<L: Links> Executor<L> {
     }
 
     /// Combines the inputs of all ranks; `output` is stored to at the root only and may be empty elsewhere.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut sum = [0.0];
+    /// alone.reduce(&[2.5], &mut sum, Op::Sum, 0, soon)?;
+    /// assert_eq!(sum, [2.5]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Self::all_reduce`].
@@ -109,6 +255,16 @@ impl<L: Links> Executor<L> {
 
     /// Gives every rank the root's buffer in place of its own.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let mut weights = [4.0];
+    /// alone.broadcast(&mut weights, 0, soon)?;
+    /// assert_eq!(weights, [4.0]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Self::all_reduce`].
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: Rank, deadline: Instant) -> Result<()> {
@@ -116,6 +272,18 @@ impl<L: Links> Executor<L> {
     }
 
     /// Sends a message to one rank, which must call [`Self::receive`]; the others take no part.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// zero.send(&[1u8, 2, 3], 1, soon)?;
+    /// let mut message = [0u8; 3];
+    /// one.receive(&mut message, 0, soon)?;
+    /// assert_eq!(message, [1, 2, 3]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` when `to` is this rank.
@@ -125,6 +293,18 @@ impl<L: Links> Executor<L> {
 
     /// Receives a message from one rank, which must call [`Self::send`] with as many elements.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// one.send(&[0.5f32], 0, soon)?;
+    /// let mut message = [0.0f32];
+    /// zero.receive(&mut message, 1, soon)?;
+    /// assert_eq!(message, [0.5]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` when `from` is this rank.
     pub fn receive<T: Element>(&mut self, buffer: &mut [T], from: Rank, deadline: Instant) -> Result<()> {
@@ -132,6 +312,14 @@ impl<L: Links> Executor<L> {
     }
 
     /// Waits until all ranks have called it.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// alone.barrier(soon)?; // nobody else to wait for
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Self::all_reduce`].

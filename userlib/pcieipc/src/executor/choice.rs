@@ -35,6 +35,16 @@ impl<L: Links> Executor<L> {
     /// Plans and chooses from now on for ranks that are near each other as the tree says, for links that carry what `ways` says where endpoints'
     /// engines move records, and by a calibration, unless one was given in the options. All ranks call it with the same between two collectives.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// use pcieipc::plan::Tree;
+    /// alone.learn(Some(Tree::flat(1)), None, None)?;
+    /// assert!(alone.learn(Some(Tree::flat(2)), None, None).is_err());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument` for a tree of other ranks.
     pub fn learn(&mut self, tree: Option<Tree>, ways: Option<Ways>, calibration: Option<Calibration>) -> Result<()> {
@@ -42,6 +52,7 @@ impl<L: Links> Executor<L> {
         if (&self.ways, self.learnt) != (&ways, calibration) {
             (self.ways, self.learnt) = (ways, calibration);
             self.choices.clear();
+            self.last_short = None;
         }
         Ok(())
     }
@@ -49,6 +60,14 @@ impl<L: Links> Executor<L> {
 
 impl Options {
     /// What a collective of `bytes` takes among ordinary buffers when nothing was measured and no algorithm is given.
+    ///
+    /// ```
+    /// use pcieipc::{executor::Options, plan::{Algorithm, Collective}};
+    ///
+    /// let options = Options::default();
+    /// assert_eq!(options.usual(Collective::AllReduce, 1024).algorithm, Algorithm::OneShot);
+    /// assert_eq!(options.usual(Collective::AllReduce, 1 << 20).algorithm, Algorithm::TwoShot);
+    /// ```
     pub fn usual(&self, collective: Collective, bytes: usize) -> Choice {
         Choice { algorithm: usual(collective, bytes <= self.one_shot_up_to, false), chunk: self.chunk }
     }
@@ -59,7 +78,7 @@ fn usual(collective: Collective, small: bool, registered: bool) -> Algorithm {
     use {Algorithm as A, Collective as C};
     match (collective, small, registered) {
         (C::AllReduce, true, _) => A::OneShot,
-        (C::AllReduce, false, true) => A::Direct,
+        (C::AllReduce, false, true) | (C::ReduceScatter | C::AllGather | C::Broadcast, _, true) => A::Direct,
         (C::ReduceScatter | C::AllGather | C::AllToAll, ..) | (C::AllReduce, false, false) => A::TwoShot,
         (C::Reduce | C::Broadcast, true, _) => A::Star,
         (C::Reduce | C::Broadcast, false, _) => A::TwoShot,

@@ -83,11 +83,36 @@ impl<L: Links> Executor<L> {
     }
 
     /// How many calls are in flight.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// let request = zero.start_all_reduce(vec![1.0f32; 8], Op::Sum, soon)?;
+    /// assert_eq!(zero.in_flight(), 1);
+    /// # let other = one.start_all_reduce(vec![1.0f32; 8], Op::Sum, soon)?;
+    /// # drop((zero.wait(request)?, one.wait(other)?));
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
     /// Goes on with the calls in flight as far as that is possible without waiting; says how many are left.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// let (first, second) = (zero.start_barrier(soon)?, one.start_barrier(soon)?);
+    /// while zero.progress()? + one.progress()? > 0 {
+    ///     // ... compute ...
+    /// }
+    /// assert!(first.is_done() && second.is_done());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// A call failed or its time is over. All calls in flight have then ended with this error.
@@ -132,6 +157,17 @@ impl<L: Links> Executor<L> {
     }
 
     /// Why it can not go on, once a call has failed.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// drop(one); // its rank leaves
+    /// assert!(zero.barrier(soon).is_err());
+    /// assert!(zero.failure().is_some());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }

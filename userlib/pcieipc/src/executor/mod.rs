@@ -8,6 +8,7 @@ mod choice;
 mod flight;
 mod request;
 mod run;
+mod short;
 mod start;
 mod trace;
 
@@ -26,6 +27,7 @@ use flight::Flight;
 pub use request::{Buffer, Failed, Lent, Request, Started};
 pub use run::Volume;
 use run::{Pace, Run, Tools};
+use short::Short;
 pub use trace::{Event, Totals, Trace};
 
 /// The largest group that an executor serves.
@@ -98,6 +100,8 @@ pub struct Executor<L> {
     /// What ended it.
     failure: Option<Error>,
     plans: Vec<(Key, Arc<Plan>)>,
+    /// The last call, if it was a short all-reduce.
+    last_short: Option<Short>,
     /// What was chosen for a collective and class of sizes, with this tree.
     choices: Vec<((Collective, usize), tune::Choice)>,
     /// What the links of endpoints carry, and what was measured of this machine, where the group has learnt that.
@@ -112,6 +116,16 @@ pub struct Executor<L> {
 
 impl<L: Links> Executor<L> {
     /// An executor over these links.
+    ///
+    /// ```
+    /// use pcieipc::{executor::{Executor, Options}, loopback, plan::Tree};
+    ///
+    /// let links = loopback::group(1, 4, 4096).remove(0);
+    /// assert_eq!(Executor::new(links, Options::default())?.ranks(), 1);
+    /// let of_two = Options { tree: Some(Tree::flat(2)), ..Options::default() };
+    /// assert!(Executor::new(loopback::group(1, 4, 4096).remove(0), of_two).is_err());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Argument` for more than [`MAX_RANKS`] ranks, for none, for links that can not carry a record, or a tree of other ranks.
@@ -142,6 +156,7 @@ impl<L: Links> Executor<L> {
             messages,
             failure: None,
             plans,
+            last_short: None,
             choices,
             ways: None,
             learnt: None,
@@ -155,6 +170,17 @@ impl<L: Links> Executor<L> {
     /// Plans from now on for ranks that are near each other as the tree says; all alike if there is none. All ranks call it with the same tree
     /// between two collectives.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// use pcieipc::plan::Tree;
+    /// zero.set_tree(Some(Tree::groups(&[1, 1])))?;
+    /// assert!(zero.set_tree(Some(Tree::flat(3))).is_err());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument` for a tree of other ranks.
     pub fn set_tree(&mut self, tree: Option<Tree>) -> Result<()> {
@@ -166,46 +192,111 @@ impl<L: Links> Executor<L> {
         if tree != self.tree {
             self.tree = tree;
             self.plans.clear();
+            self.last_short = None;
             self.choices.clear();
         }
         Ok(())
     }
 
     /// Which ranks are near each other, as the present plans have it.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// assert_eq!(zero.tree().to_string(), "(0 1)");
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn tree(&self) -> &Tree {
         &self.tree
     }
 
     /// Gives the ranks these shards of a two-shot all-reduce from now on. All ranks call it with the same shares between two
     /// collectives.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// use pcieipc::plan::Shares;
+    /// alone.set_shares(Shares::for_rates(&[8.0]));
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn set_shares(&mut self, shares: Shares) {
         if shares != self.shares {
             self.shares = shares;
             self.plans.clear();
+            self.last_short = None;
         }
     }
 
     /// The links, for those who look after them.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// use pcieipc::link::Links;
+    /// assert_eq!(alone.links().max_record(), 4096);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn links(&mut self) -> &mut L {
         &mut self.links
     }
 
     /// Gives the links back.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// use pcieipc::link::Links;
+    /// assert_eq!(alone.into_links().ranks(), 1);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn into_links(self) -> L {
         self.links
     }
 
     /// This rank.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// assert_eq!((zero.rank(), one.rank()), (0, 1));
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn rank(&self) -> Rank {
         self.links.rank()
     }
 
     /// Bytes loaded and stored until now.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// alone.all_reduce_into(&[1.0f32; 100], &mut [0.0; 100], Op::Sum, soon)?;
+    /// assert_eq!(alone.volume().stored, 400);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn volume(&self) -> Volume {
         self.volume
     }
 
     /// How many ranks there are.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// assert_eq!(zero.ranks(), 2);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn ranks(&self) -> usize {
         self.links.ranks()
     }
@@ -213,6 +304,9 @@ impl<L: Links> Executor<L> {
     fn call(&mut self, arguments: Arguments, deadline: Instant) -> Result<()> {
         if !self.flights.is_empty() {
             return self.call_all(vec![arguments], deadline);
+        }
+        if let Some(result) = self.short(&arguments, deadline) {
+            return result.map_err(|error| self.fail(error));
         }
         let mut run = self.begin(arguments)?;
         let Self { links, isa, scratch, trace, volume, .. } = self;
@@ -236,7 +330,9 @@ impl<L: Links> Executor<L> {
             )));
         }
         let number = self.number(&arguments);
-        Ok(Run::new(plan, arguments, number).checked(self.options.checked))
+        let run = Run::new(plan, arguments, number, self.options.checked);
+        self.last_short = Short::of(run.plan(), run.arguments(), run.word());
+        Ok(run)
     }
 
     fn group(&self) -> Group {

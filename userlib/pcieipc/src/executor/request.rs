@@ -153,6 +153,16 @@ impl<B> From<Failed<B>> for Error {
 
 impl<B> Request<B> {
     /// Whether the call is over, well or not. A look at one word of memory; nothing is progressed by it.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_barrier(soon)?;
+    /// assert!(request.is_done()); // nobody else to wait for
+    /// alone.wait(request)?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn is_done(&self) -> bool {
         self.outcome.is_done()
     }
@@ -178,6 +188,15 @@ impl<B> Request<B> {
 impl<L: Links> Executor<L> {
     /// Goes on until the call is over, and gives its buffers back. The call's own deadline bounds the wait.
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_all_reduce(vec![1u8, 2], Op::Max, soon)?;
+    /// assert_eq!(alone.wait(request)?, [1, 2]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// What the call answered, with the buffers.
     pub fn wait<B>(&mut self, request: Request<B>) -> Result<B, Failed<B>> {
@@ -187,6 +206,18 @@ impl<L: Links> Executor<L> {
     }
 
     /// As [`Executor::wait`], until `until` at the latest; says whether the call is over.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// let request = zero.start_barrier(soon)?;
+    /// assert!(!zero.wait_until(&request, std::time::Instant::now()), "the other has not come");
+    /// # let other = one.start_barrier(soon)?;
+    /// # (zero.wait(request)?, one.wait(other)?);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn wait_until<B>(&mut self, request: &Request<B>, until: Instant) -> bool {
         let _ = self.drive(&|| request.is_done(), Some(until));
         request.is_done()

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Chunks of so many bytes and more are streamed to the rank that reads them next.
-const STREAM_FROM: usize = 2048;
+pub const STREAM_FROM: usize = 2048;
 
 /// A call that has begun. It holds its place, so it can stop wherever it would have to wait, and go on later.
 #[derive(Debug)]
@@ -107,7 +107,8 @@ impl Traffic {
 type Held = (Rank, RecordHeader, *const u8, usize);
 
 impl Run {
-    pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32) -> Self {
+    #[inline]
+    pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32, checked: bool) -> Self {
         let word = arguments.word(&plan);
         let (windows, phase) = (plan.windows(), plan.phases.len().saturating_sub(1));
         Self {
@@ -123,17 +124,21 @@ impl Run {
             received: [0; MAX_RANKS],
             want: None,
             marks: Marks::default(),
-            checked: false,
+            checked,
         }
-    }
-
-    /// With or without checksums.
-    pub fn checked(self, checked: bool) -> Self {
-        Self { checked, ..self }
     }
 
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    pub fn arguments(&self) -> &Arguments {
+        &self.arguments
+    }
+
+    /// What all its records carry.
+    pub fn word(&self) -> u32 {
+        self.word
     }
 
     /// Its number within the group, or among the messages of two ranks.
@@ -156,7 +161,8 @@ impl Run {
 
     /// Runs until the end (`true`) or, at [`Pace::Try`], until it would have to wait (`false`).
     pub fn advance<L: Links>(&mut self, tools: Tools<'_, L>, pace: Pace) -> Result<bool> {
-        let Tools { links, isa, scratch, mut trace, volume } = tools;
+        let Tools { links, isa, scratch, trace, volume } = tools;
+        let mut trace = if cfg!(pcieipc_without = "trace") { None } else { trace };
         let plan = self.plan.clone();
         let (phases, ticks) = (plan.phases.len(), self.windows + plan.phases.len().saturating_sub(1));
         let words = self.scratch_bytes() * (plan.scratch * phases + self.most_held()) / 8;
@@ -397,19 +403,19 @@ impl Run {
 
     /// Where a peer's registered buffer lies, from element `at` on.
     fn peer(&self, of: Rank, at: usize, output: bool) -> Result<In> {
-        let (inputs, outputs) = self.arguments.peers;
-        let start = if output { outputs } else { inputs }[of];
+        let start = self.arguments.peers.as_ref().map_or(std::ptr::null(), |places| places.0[of]);
         if start.is_null() {
             return Err(Error::Argument(format!(
                 "{} works on registered buffers only, and that of rank {of} is not",
                 self.plan.algorithm
             )));
         }
-        Ok(In { ptr: start.wrapping_add(at * self.arguments.kind.size()), form: Form::Element })
+        let skipped = if output { 0 } else { of * self.arguments.peer_stride };
+        Ok(In { ptr: start.wrapping_add(skipped + at * self.arguments.kind.size()), form: Form::Element })
     }
 
     /// Compares all that a record says about itself with what the plan expects.
-    fn check(&self, rank: Rank, from: Rank, header: RecordHeader, len: usize, step: &Step, want: usize) -> Result<()> {
+    pub fn check(&self, rank: Rank, from: Rank, header: RecordHeader, len: usize, step: &Step, want: usize) -> Result<()> {
         if header.call != self.word {
             return Err(mismatch(rank, from, self.word, header.call));
         }

@@ -78,6 +78,16 @@ impl<L: Links> Executor<L> {
 
     /// Begins [`Executor::all_reduce_into`].
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_all_reduce_into((vec![1.0f32], vec![0.0]), Op::Sum, soon)?;
+    /// let (_input, output) = alone.wait(request)?;
+    /// assert_eq!(output, [1.0]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_all_reduce_into<I: Buffer, O: Buffer<Element = I::Element>>(
@@ -90,6 +100,17 @@ impl<L: Links> Executor<L> {
     }
 
     /// Begins [`Executor::all_reduce_registered`].
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op, registered};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// # let mut buffer = registered::in_one_process::<f32>(1, 100)?.remove(0);
+    /// let request = alone.start_all_reduce_registered(buffer, Op::Sum, soon)?;
+    /// let buffer = alone.wait(request)?;
+    /// assert_eq!(buffer[0], 0.0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Argument`.
@@ -106,6 +127,15 @@ impl<L: Links> Executor<L> {
 
     /// Begins [`Executor::reduce_scatter`].
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_reduce_scatter((vec![1u8, 5], vec![0; 2]), Op::Sum, soon)?;
+    /// assert_eq!(alone.wait(request)?.1, [1, 5]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_reduce_scatter<I: Buffer, O: Buffer<Element = I::Element>>(
@@ -120,6 +150,15 @@ impl<L: Links> Executor<L> {
 
     /// Begins [`Executor::all_gather`].
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_all_gather((vec![7], vec![0]), soon)?;
+    /// assert_eq!(alone.wait(request)?.1, [7]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_all_gather<I: Buffer, O: Buffer<Element = I::Element>>(
@@ -133,6 +172,15 @@ impl<L: Links> Executor<L> {
 
     /// Begins [`Executor::all_to_all`].
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_all_to_all((vec![1, 2], vec![0; 2]), soon)?;
+    /// assert_eq!(alone.wait(request)?.1, [1, 2]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_all_to_all<I: Buffer, O: Buffer<Element = I::Element>>(
@@ -145,6 +193,15 @@ impl<L: Links> Executor<L> {
     }
 
     /// Begins [`Executor::reduce`].
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_reduce((vec![2.5], vec![0.0]), Op::Sum, 0, soon)?;
+    /// assert_eq!(alone.wait(request)?.1, [2.5]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Argument`.
@@ -161,6 +218,15 @@ impl<L: Links> Executor<L> {
 
     /// Begins [`Executor::broadcast`].
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_broadcast(vec![4.0], 0, soon)?;
+    /// assert_eq!(alone.wait(request)?, [4.0]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_broadcast<B: Buffer>(&mut self, buffer: B, root: Rank, deadline: Instant) -> Started<B> {
@@ -169,6 +235,19 @@ impl<L: Links> Executor<L> {
     }
 
     /// Begins [`Executor::send`].
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// let request = zero.start_send(vec![1u8, 2, 3], 1, soon)?;
+    /// let mut message = [0u8; 3];
+    /// one.receive(&mut message, 0, soon)?;
+    /// zero.wait(request)?;
+    /// assert_eq!(message, [1, 2, 3]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Argument`.
@@ -179,6 +258,17 @@ impl<L: Links> Executor<L> {
 
     /// Begins [`Executor::receive`].
     ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut ranks = loopback::group(2, 4, 4096).into_iter().map(|links| Executor::new(links, Options::default()).unwrap());
+    /// # let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    /// let request = zero.start_receive(vec![0.0f32], 1, soon)?;
+    /// one.send(&[0.5f32], 0, soon)?;
+    /// assert_eq!(zero.wait(request)?, [0.5]);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_receive<B: Buffer>(&mut self, buffer: B, from: Rank, deadline: Instant) -> Started<B> {
@@ -187,6 +277,15 @@ impl<L: Links> Executor<L> {
     }
 
     /// Begins [`Executor::barrier`].
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// let request = alone.start_barrier(soon)?;
+    /// alone.wait(request)?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Argument`.

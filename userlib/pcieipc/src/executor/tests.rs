@@ -271,3 +271,39 @@ fn registered_buffers_sum_right_without_data_on_the_links() {
         }
     }
 }
+
+#[test]
+fn registered_buffers_are_gathered_scattered_and_broadcast_where_they_lie() {
+    for n in [1, 2, 3, 5] {
+        for direct_chunk in [64, 4096] {
+            let options = Options { direct_chunk, ..Options::default() };
+            for block in [0, 1, 100, 3000] {
+                let buffers = crate::registered::in_one_process::<i32>(n, n * block).unwrap();
+                let buffers = std::sync::Mutex::new(buffers.into_iter().map(Some).collect::<Vec<_>>());
+                ranks(n, 4, &options, |mut ex| {
+                    let rank = ex.rank();
+                    let mut buffer = buffers.lock().unwrap()[rank].take().unwrap();
+                    let value = |r: usize, i: usize| (r * 100_000 + i) as i32;
+                    for round in 0..3 {
+                        buffer.fill(-1);
+                        (0..block).for_each(|i| buffer[rank * block + i] = value(rank, i + round));
+                        ex.all_gather_registered(&mut buffer, soon()).unwrap();
+                        let want = |r: usize| (0..block).map(move |i| value(r, i + round));
+                        assert_eq!(*buffer, (0..n).flat_map(want).collect::<Vec<_>>(), "gather, {n} ranks, blocks of {block}");
+
+                        buffer.iter_mut().enumerate().for_each(|(i, x)| *x = value(rank, i + round));
+                        let mut sum = vec![-1; block];
+                        ex.reduce_scatter_registered(&mut buffer, &mut sum, Op::Sum, soon()).unwrap();
+                        let total = |i: usize| (0..n).map(|r| value(r, rank * block + i + round)).sum::<i32>();
+                        assert_eq!(sum, (0..block).map(total).collect::<Vec<_>>(), "scatter, {n} ranks, blocks of {block}");
+                        assert!(buffer.iter().enumerate().all(|(i, x)| *x == value(rank, i + round)));
+
+                        let root = round % n;
+                        ex.broadcast_registered(&mut buffer, root, soon()).unwrap();
+                        assert!(buffer.iter().enumerate().all(|(i, x)| *x == value(root, i + round)), "broadcast, {n} ranks");
+                    }
+                });
+            }
+        }
+    }
+}

@@ -80,17 +80,49 @@ impl Trace {
     }
 
     /// The steps that are kept, oldest first.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// alone.start_trace(1000);
+    /// alone.all_reduce(&mut [1.0f32; 8], Op::Average, soon)?;
+    /// let trace = alone.stop_trace().unwrap();
+    /// assert!(trace.events().iter().all(|step| step.begun <= step.ended));
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn events(&self) -> Vec<Event> {
         let (late, early) = self.events.split_at(self.next.min(self.events.len()));
         early.iter().chain(late).copied().collect()
     }
 
     /// Over all steps.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// alone.start_trace(1); // however few steps are kept
+    /// alone.all_reduce(&mut [1.0f32; 8], Op::Average, soon)?;
+    /// assert!(alone.stop_trace().unwrap().totals().steps > 0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
     /// Steps that were traced but are no longer kept.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// alone.start_trace(1);
+    /// alone.all_reduce(&mut [1.0f32; 8], Op::Average, soon)?;
+    /// alone.all_reduce(&mut [1.0f32; 8], Op::Average, soon)?;
+    /// assert!(alone.stop_trace().unwrap().lost() > 0);
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn lost(&self) -> u64 {
         self.totals.steps - self.events.len() as u64
     }
@@ -114,6 +146,16 @@ impl<L: Links> Executor<L> {
     }
 
     /// Ends the recording and gives it; nothing when there was none.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback, reduce::Op};
+    /// # let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    /// # let mut alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// assert!(alone.stop_trace().is_none());
+    /// alone.start_trace(10);
+    /// assert!(alone.stop_trace().is_some());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn stop_trace(&mut self) -> Option<Trace> {
         self.trace.take()
     }

@@ -48,6 +48,26 @@ impl Aborter {
 
     /// Makes the present and further calls of all ranks, this one's too, fail with `Aborted` and this reason (cut after 191
     /// bytes), until the group shrinks or recovers. Does not block. Who sleeps in a call sees it after 25 ms at most.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let watchdog = group.aborter();
+    ///     if group.rank() == 0 {
+    ///         std::thread::spawn(move || watchdog.abort("took too long"));
+    ///     }
+    ///     let error = loop {
+    ///         if let Err(error) = group.barrier(second) {
+    ///             break error;
+    ///         }
+    ///     };
+    ///     assert!(error.to_string().contains("took too long"));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn abort(&self, why: &str) {
         self.board.lock().unwrap_or_else(PoisonError::into_inner).abort(self.me, why);
     }
@@ -94,6 +114,19 @@ impl Group {
     }
 
     /// Ends the calls of all ranks from any thread: a watchdog's, a signal handler's thread, another library's.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let aborter = group.aborter();
+    ///     aborter.abort("as an example");
+    ///     assert!(group.barrier(second).is_err());
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn aborter(&self) -> Aborter {
         self.aborter.clone()
     }

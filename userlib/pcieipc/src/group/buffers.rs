@@ -78,11 +78,107 @@ impl Group {
 
     /// Like [`Group::all_reduce`], straight between registered buffers: no byte is copied through a ring.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut gradient = group.register::<f32>(100_000, second).unwrap();
+    ///     gradient.fill(1.5);
+    ///     group.all_reduce_registered(&mut gradient, Op::Sum, second).unwrap();
+    ///     assert_eq!(gradient[99_999], 3.0);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` for a buffer of an earlier life of the group.
     pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, timeout: Duration) -> Result<()> {
         self.owns(buffer)?;
-        self.run(|calls| calls.all_reduce_registered(buffer, op, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_reduce_registered(buffer, op, by))
+    }
+
+    /// Like [`Group::broadcast`], straight from the root's registered buffer.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::group;
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut weights = group.register::<f32>(5000, second).unwrap();
+    ///     weights.fill(group.rank() as f32);
+    ///     group.broadcast_registered(&mut weights, 1, second).unwrap();
+    ///     assert_eq!(weights[4999], 1.0);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce_registered`].
+    pub fn broadcast_registered<T: Element>(&mut self, buffer: &mut Registered<T>, root: Rank, timeout: Duration) -> Result<()> {
+        self.owns(buffer)?;
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.broadcast_registered(buffer, root, by))
+    }
+
+    /// Like [`Group::all_gather`], straight between registered buffers with one block for each rank: this rank's block is the input and is in
+    /// its place already.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::group;
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut blocks = group.register::<u32>(2 * 1000, second).unwrap();
+    ///     let rank = group.rank();
+    ///     blocks[rank * 1000..][..1000].fill(rank as u32 + 7);
+    ///     group.all_gather_registered(&mut blocks, second).unwrap();
+    ///     assert_eq!((blocks[0], blocks[1999]), (7, 8));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce_registered`]; `Argument` for a buffer without whole blocks.
+    pub fn all_gather_registered<T: Element>(&mut self, buffer: &mut Registered<T>, timeout: Duration) -> Result<()> {
+        self.owns(buffer)?;
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_gather_registered(buffer, by))
+    }
+
+    /// Like [`Group::reduce_scatter`], straight from registered inputs, which stay as they are.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let mut input = group.register::<u64>(2 * 300, second).unwrap();
+    ///     input.fill(4);
+    ///     let mut block = [0; 300];
+    ///     group.reduce_scatter_registered(&mut input, &mut block, Op::Sum, second).unwrap();
+    ///     assert_eq!((block[299], input[0]), (8, 4));
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce_registered`]; `Argument` when the lengths do not fit.
+    pub fn reduce_scatter_registered<T: Element>(
+        &mut self,
+        input: &mut Registered<T>,
+        output: &mut [T],
+        op: Op,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.owns(input)?;
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.reduce_scatter_registered(input, output, op, by))
     }
 
     /// Whether the buffer belongs to the group as it is now.

@@ -29,7 +29,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; buffers after the one that failed are untouched.
     pub fn all_reduce_many<T: Element>(&mut self, buffers: &mut [&mut [T]], op: Op, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.all_reduce_many(buffers, op, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_reduce_many(buffers, op, by))
     }
 
     /// Combines blocks: `input` holds one block for each rank, `output` gets this rank's block of the combination.
@@ -50,7 +51,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the lengths do not fit.
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.reduce_scatter(input, output, op, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.reduce_scatter(input, output, op, by))
     }
 
     /// Collects blocks: `output` gets the inputs of all ranks, in rank order.
@@ -71,7 +73,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the lengths do not fit.
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T], timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.all_gather(input, output, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_gather(input, output, by))
     }
 
     /// Exchanges blocks: block `p` of `input` goes to rank `p`, which finds it as the block of this rank.
@@ -92,7 +95,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the lengths do not fit.
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T], timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.all_to_all(input, output, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_to_all(input, output, by))
     }
 
     /// Combines the inputs of all ranks; `output` is stored to at the root only and may be empty elsewhere.
@@ -113,7 +117,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the lengths do not fit.
     pub fn reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, root: Rank, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.reduce(input, output, op, root, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.reduce(input, output, op, root, by))
     }
 
     /// Gives every rank the root's buffer in place of its own.
@@ -134,7 +139,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`].
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: Rank, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.broadcast(buffer, root, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.broadcast(buffer, root, by))
     }
 
     /// Sends a message to one rank, which must call [`Group::receive`] with as many elements; the others take no part.
@@ -158,15 +164,34 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when `to` is this rank.
     pub fn send<T: Element>(&mut self, data: &[T], to: Rank, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.send(data, to, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.send(data, to, by))
     }
 
     /// Receives a message from one rank, which must call [`Group::send`] with as many elements.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     if group.rank() == 0 {
+    ///         group.send(&[0.5f32], 1, second).unwrap();
+    ///     } else {
+    ///         let mut message = [0.0f32];
+    ///         group.receive(&mut message, 0, second).unwrap();
+    ///         assert_eq!(message, [0.5]);
+    ///     }
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when `from` is this rank.
     pub fn receive<T: Element>(&mut self, buffer: &mut [T], from: Rank, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.receive(buffer, from, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.receive(buffer, from, by))
     }
 
     /// Waits until all ranks have called it.

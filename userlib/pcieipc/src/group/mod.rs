@@ -23,6 +23,7 @@
 
 mod agree;
 mod buffers;
+mod clock;
 mod collectives;
 mod council;
 #[cfg(test)]
@@ -59,11 +60,12 @@ use crate::{
     reduce::{Element, Kind, Op},
     sys::Bell,
     topology::{Address, Live},
-    transport::{Counters, Degraded, RankLinks, Wire, shm},
+    transport::{RankLinks, Wire, shm},
     tune,
 };
 
 pub use agree::{Aborter, Agreement};
+use clock::Clock;
 use council::Council;
 use directory::Directory;
 use engine::{Calls, Engine};
@@ -74,6 +76,8 @@ use mesh::{Mesh, Place};
 pub use near::Host;
 pub use policy::{Mended, Policy};
 pub use threads::of_threads;
+
+pub use crate::transport::{Counters, Degraded, kmod::Mover};
 
 /// A place at which tests let a process die.
 #[cfg(test)]
@@ -146,6 +150,10 @@ pub enum Transport {
 
 impl Transport {
     /// The name as the command and reports write it.
+    ///
+    /// ```
+    /// assert_eq!(pcieipc::group::Transport::Shm.name(), "shm");
+    /// ```
     pub fn name(&self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -230,6 +238,13 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// Shared memory, rings of 1 MiB, 30 s to meet.
+    ///
+    /// ```
+    /// use pcieipc::group::GroupOptions;
+    ///
+    /// let options = GroupOptions { ring_bytes: 4 << 20, ..GroupOptions::new(0, 2, "/run/user/1000/my-group") };
+    /// assert_eq!(options.transport.name(), "shm");
+    /// ```
     pub fn new(rank: Rank, ranks: usize, directory: impl Into<PathBuf>) -> Self {
         Self {
             rank,
@@ -247,6 +262,15 @@ impl GroupOptions {
 
     /// With the calibration that `pcieipc tune` has stored for this machine and these endpoints (none over shared memory), if
     /// there is one. All ranks must find the same one; they compare it when they meet.
+    ///
+    /// ```
+    /// use pcieipc::group::GroupOptions;
+    ///
+    /// let options = GroupOptions::new(0, 2, "/run/user/1000/my-group").tuned(&[]);
+    /// if options.executor.calibration.is_none() {
+    ///     println!("nothing is stored; run `pcieipc tune`");
+    /// }
+    /// ```
     pub fn tuned(mut self, endpoints: &[Address]) -> Self {
         self.executor.calibration = tune::stored(&tune::key(&Live::default(), endpoints));
         self
@@ -281,6 +305,7 @@ impl GroupOptions {
 #[derive(Debug)]
 pub struct Group {
     engine: Engine,
+    clock: Clock,
     /// Where ranks vote; dropped after the links, and says then that this rank has left.
     council: Council,
     aborter: Aborter,
@@ -301,6 +326,23 @@ pub struct Group {
 
 impl Group {
     /// Meets the other ranks.
+    ///
+    /// ```
+    /// use std::{thread, time::Duration};
+    /// use pcieipc::{group::{Group, GroupOptions}, reduce::Op};
+    ///
+    /// let directory = std::env::temp_dir().join(format!("meet-{}", std::process::id()));
+    /// // Threads for the sake of the example; usually each rank is a process.
+    /// let ranks = [0, 1].map(|rank| {
+    ///     let options = GroupOptions::new(rank, 2, &directory);
+    ///     thread::spawn(move || Group::meet(options)?.barrier(Duration::from_secs(60)))
+    /// });
+    /// for rank in ranks {
+    ///     rank.join().unwrap()?;
+    /// }
+    /// # std::fs::remove_dir_all(&directory).unwrap();
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `Argument`; `Meeting` when a rank does not come or leaves again; `Mismatch` when ranks want different things; `System`.
@@ -326,6 +368,17 @@ impl Group {
     /// call [`Group::recover`] meanwhile ([`Group::agree`] tells them that somebody waits). The options are those of the rank; its
     /// `meeting_timeout` bounds the wait.
     ///
+    /// ```
+    /// use pcieipc::group::{Group, GroupOptions};
+    ///
+    /// // Of a group that has met already and waits in `recover`, nobody is here.
+    /// let mut options = GroupOptions::new(1, 2, std::env::temp_dir().join(format!("rejoin-{}", std::process::id())));
+    /// options.meeting_timeout = std::time::Duration::from_millis(10);
+    /// # let directory = options.directory.clone();
+    /// assert!(Group::rejoin(options).is_err());
+    /// # let _ = std::fs::remove_dir_all(directory);
+    /// ```
+    ///
     /// # Errors
     /// As for [`Group::meet`]; `Meeting` when the others do not take this rank back.
     pub fn rejoin(options: GroupOptions) -> Result<Self> {
@@ -344,30 +397,98 @@ impl Group {
         let engine = Engine::new(Executor::new(links.links, executor)?, options.helper_thread)?;
         let council = Council::new(links.board.clone(), mesh.rank, &members);
         let aborter = Aborter::new(links.board, mesh.rank);
-        Ok(Self { engine, council, aborter, mesh, members, turn, registered: 0, options, near: None, view: None, ground })
+        Ok(Self {
+            engine,
+            clock: Clock::new(),
+            council,
+            aborter,
+            mesh,
+            members,
+            turn,
+            registered: 0,
+            options,
+            near: None,
+            view: None,
+            ground,
+        })
     }
 
     /// This rank, in the present group.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert!(group.rank() < group.ranks());
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn rank(&self) -> Rank {
         self.members.iter().position(|&member| member == self.mesh.rank).unwrap_or_default()
     }
 
     /// How many ranks the present group has.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert_eq!(group.ranks(), 2);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn ranks(&self) -> usize {
         self.members.len()
     }
 
     /// The numbers that the present ranks had when they met, in order.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert_eq!(group.members(), [0, 1]); // until one is lost
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn members(&self) -> &[Rank] {
         &self.members
     }
 
     /// How the ranks reach each other.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert_eq!(group.transport().name(), "shm");
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn transport(&self) -> &Transport {
         &self.options.transport
     }
 
     /// The session with this rank's endpoint, where the transport has one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert!(group.session().is_none(), "there are no endpoints over shared memory");
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn session(&self) -> Option<&Session> {
         match &self.ground {
             Ground::Shm => None,
@@ -376,6 +497,18 @@ impl Group {
     }
 
     /// What happened on this rank's links since the group met or shrank.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     group.barrier(second).unwrap();
+    ///     assert!(group.counters().records > 0);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn counters(&mut self) -> Counters {
         let counters = self.engine.get().links().counters();
         self.engine.leave();
@@ -383,6 +516,18 @@ impl Group {
     }
 
     /// Bytes that this rank's processor loaded and stored for the group's collectives since the group met or shrank.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     group.all_reduce(&mut [1.0f32; 100], Op::Sum, second).unwrap();
+    ///     assert!(group.volume().stored >= 400);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn volume(&mut self) -> Volume {
         let volume = self.engine.get().volume();
         self.engine.leave();
@@ -390,12 +535,36 @@ impl Group {
     }
 
     /// Records every step of this rank from now on; the latest `most` are kept ([`Executor::start_trace`]).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     group.start_trace(1000);
+    ///     group.barrier(second).unwrap();
+    ///     assert!(group.stop_trace().unwrap().totals().steps > 0);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn start_trace(&mut self, most: usize) {
         self.engine.get().start_trace(most);
         self.engine.leave();
     }
 
     /// Ends the recording and gives it; nothing when there was none.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert!(group.stop_trace().is_none(), "nothing was recorded");
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn stop_trace(&mut self) -> Option<Trace> {
         let trace = self.engine.get().stop_trace();
         self.engine.leave();
@@ -404,6 +573,19 @@ impl Group {
 
     /// Endpoints whose link is slower or narrower than when the group's present links were made, of all ranks. A look at memory. With
     /// `KmodOptions::degraded_link_is_error` such a link fails the calls instead.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     for link in group.degraded_links() {
+    ///         eprintln!("rank {}: {} was {}", link.rank, link.now, link.before);
+    ///     }
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn degraded_links(&mut self) -> Vec<Degraded> {
         let degraded = self.engine.get().links().degraded();
         self.engine.leave();
@@ -411,6 +593,18 @@ impl Group {
     }
 
     /// The links, for executors of other kinds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     use pcieipc::link::Links;
+    ///     assert!(group.links().max_record() >= 4096);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn links(&mut self) -> &mut dyn GroupLinks {
         self.engine.get().links().as_mut()
     }
@@ -435,7 +629,8 @@ impl Group {
     /// `Timeout`, `PeerDied`, `EndpointRecovering`, `EndpointGone`, `Aborted`, `Mismatch`, `Corrupt`. The buffer may then be half
     /// overwritten, and the group can only [`Group::shrink`].
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: Op, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.all_reduce(buffer, op, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_reduce(buffer, op, by))
     }
 
     /// Like [`Group::all_reduce`], but leaves the input as it is, also on an error.
@@ -456,7 +651,8 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the lengths differ.
     pub fn all_reduce_into<T: Element>(&mut self, input: &[T], output: &mut [T], op: Op, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.all_reduce_into(input, output, op, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_reduce_into(input, output, op, by))
     }
 
     /// Like [`Group::all_reduce`] for a buffer whose type is known only at run time; it need not be aligned.
@@ -477,10 +673,23 @@ impl Group {
     /// # Errors
     /// As for [`Group::all_reduce`]; `Argument` when the length is not a multiple of the element's size.
     pub fn all_reduce_bytes(&mut self, buffer: &mut [u8], kind: Kind, op: Op, timeout: Duration) -> Result<()> {
-        self.run(|calls| calls.all_reduce_bytes(buffer, kind, op, Instant::now() + timeout))
+        let by = self.clock.after(timeout);
+        self.run(|calls| calls.all_reduce_bytes(buffer, kind, op, by))
     }
 
     /// Makes the calls of all ranks fail with `Aborted` and this reason (cut after 191 bytes).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     group.abort("as an example");
+    ///     assert!(group.barrier(second).is_err());
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn abort(&mut self, why: &str) {
         self.engine.get().links().abort(why);
         self.engine.leave();
@@ -488,6 +697,22 @@ impl Group {
 
     /// Goes on without the ranks that are lost: died, left, aborted for good, or with an endpoint that is not live. All that are
     /// left call it; they agree on who that is, and get new numbers in the old order and new links.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     if group.rank() == 1 {
+    ///         return; // lost
+    ///     }
+    ///     while group.barrier(second).is_ok() {}
+    ///     group.shrink(second).unwrap();
+    ///     assert_eq!(group.members(), [0]);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint is not live; `Meeting` when the others went on
@@ -503,6 +728,19 @@ impl Group {
     ///
     /// When not all come in time, all get an error, and may call this again or [`Group::shrink`].
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     group.abort("as an example");
+    ///     group.recover(second).unwrap();
+    ///     assert_eq!(group.members(), [0, 1]);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint did not come back; `Meeting` when another rank did not;
     /// `Mismatch` when another rank shrinks instead; `System`, and as for the module's calls.
@@ -511,6 +749,17 @@ impl Group {
     }
 
     /// Whether the others went on without this rank. It can only [`Group::recover`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     assert!(!group.is_excluded());
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn is_excluded(&self) -> bool {
         self.council.is_excluded()
     }

@@ -35,6 +35,13 @@ impl std::fmt::Debug for Host {
 
 impl Host {
     /// Another host than this one: a saved one, or one of a test.
+    ///
+    /// ```
+    /// use pcieipc::{group::Host, topology::{Archive, Origin}};
+    ///
+    /// let saved = Host::of(Archive::new(Origin::Snapshot));
+    /// let this = Host::default();
+    /// ```
     pub fn of(source: impl Source + 'static) -> Self {
         Self(Arc::new(source))
     }
@@ -93,6 +100,14 @@ impl Group {
     /// From now on the group follows the PCIe tree; rank `i` of the first meeting uses `endpoints[i]`. Groups over `/dev/pcieipc` do so from
     /// their meeting on. Plans change only in [`Group::replan`], which all ranks call.
     ///
+    /// ```
+    /// # fn step(group: &mut pcieipc::group::Group, second: std::time::Duration) -> pcieipc::Result<()> {
+    /// group.follow_tree(vec!["0000:03:00.0".parse().unwrap(), "0000:04:00.0".parse().unwrap()])?;
+    /// println!("{:?}", group.replan(second)?); // ((0 1))
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `Argument` for another number of endpoints than ranks; `System` when no thread can be started.
     pub fn follow_tree(&mut self, endpoints: Vec<Address>) -> Result<()> {
@@ -100,6 +115,15 @@ impl Group {
     }
 
     /// Like [`Group::follow_tree`], for another host than this one.
+    ///
+    /// ```
+    /// # fn step(group: &mut pcieipc::group::Group, second: std::time::Duration) -> pcieipc::Result<()> {
+    /// use pcieipc::{group::Host, topology::{Archive, Live}};
+    ///
+    /// group.follow_tree_of(Host::of(Live::default()), vec!["0000:03:00.0".parse().unwrap()])?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`Group::follow_tree`].
@@ -123,17 +147,47 @@ impl Group {
     }
 
     /// Whether the tree is not the one that the present plans were made for. A look at one word of memory.
+    ///
+    /// ```
+    /// # fn step(group: &mut pcieipc::group::Group, second: std::time::Duration) -> pcieipc::Result<()> {
+    /// // All ranks must come to the same answer before they plan anew together.
+    /// let mut changed = [u8::from(group.tree_changed())];
+    /// group.all_reduce(&mut changed, pcieipc::reduce::Op::Max, second)?;
+    /// if changed != [0] {
+    ///     group.replan(second)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn tree_changed(&self) -> bool {
         self.near.as_ref().is_some_and(|near| near.watch.version() != near.planned_for)
     }
 
     /// What happened to the tree since the last call: cards that left or returned, links that changed, errors.
+    ///
+    /// ```
+    /// # fn step(group: &mut pcieipc::group::Group, second: std::time::Duration) -> pcieipc::Result<()> {
+    /// for change in group.tree_changes() {
+    ///     eprintln!("{change:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn tree_changes(&mut self) -> Vec<Change> {
         self.near.as_ref().map(|near| near.watch.take().0).unwrap_or_default()
     }
 
     /// Links on the way to the endpoints of the present ranks that are slower or narrower than when the present plans were made, each as
     /// `LinkDegraded`. They are warnings: calls go on, and [`Group::replan`] plans for the links as they are.
+    ///
+    /// ```
+    /// # fn step(group: &mut pcieipc::group::Group, second: std::time::Duration) -> pcieipc::Result<()> {
+    /// for warning in group.degraded_ways() {
+    ///     eprintln!("{warning}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn degraded_ways(&self) -> Vec<Error> {
         let Some(near) = self.near.as_ref().filter(|_| self.tree_changed()) else { return Vec::new() };
         let (before, now) = (&near.planned_tree, near.watch.tree());
@@ -165,6 +219,15 @@ impl Group {
     /// Makes plans for the tree as rank 0 sees it now. All ranks call it, at the same point between collectives; those that do not follow
     /// the tree themselves learn it from rank 0. Gives the tree, or `None` (and plans for ranks that are all alike) when rank 0
     /// follows none or misses an endpoint of the present group.
+    ///
+    /// ```
+    /// # fn step(group: &mut pcieipc::group::Group, second: std::time::Duration) -> pcieipc::Result<()> {
+    /// if let Some(tree) = group.replan(second)? {
+    ///     println!("planned for {tree}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`Group::all_reduce`].
@@ -254,6 +317,18 @@ impl Group {
     /// Gives each rank a shard of all-reduces that fits its link, as rank 0 sees the links now: after one trained down, or up again. All
     /// ranks call it, at the same point between collectives. Changes nothing where links do not limit the collectives: over shared
     /// memory, and where processors move the records. The sums keep their bits.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     // Over shared memory no link limits the ranks.
+    ///     assert!(group.rebalance(second).unwrap().are_equal());
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Group::all_reduce`].

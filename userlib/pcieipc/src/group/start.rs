@@ -255,6 +255,22 @@ impl Group {
 
     /// Begins [`Group::receive`].
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let request = if group.rank() == 0 {
+    ///         group.start_send(vec![7u8], 1, second).unwrap()
+    ///     } else {
+    ///         group.start_receive(vec![0u8], 0, second).unwrap()
+    ///     };
+    ///     assert_eq!(request.wait(&mut group).unwrap(), [7]);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Argument`.
     pub fn start_receive<B: Buffer>(&mut self, buffer: B, from: Rank, timeout: Duration) -> Started<B> {
@@ -308,6 +324,19 @@ impl Group {
 
 impl<B> Request<B> {
     /// Waits until the call is over and gives its buffers back. The call's own timeout bounds the wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::{group, reduce::Op};
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let second = Duration::from_secs(60);
+    ///     let request = group.start_all_reduce(vec![1.0f32], Op::Sum, second).unwrap();
+    ///     // ... compute ...
+    ///     assert_eq!(request.wait(&mut group).unwrap(), [2.0]);
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     ///
     /// # Errors
     /// What the call answered, with the buffers; `Argument` when the call is not of this group.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All-reduce over registered buffers that all ranks can read: no copy through a ring, records only signal.
+//! Collectives over registered buffers that all ranks can read: no copy through a ring, records only signal.
 
 use super::{Algorithm, Collective, Plan, Shape, Source, Step, Target};
 use crate::error::Rank;
@@ -35,4 +35,62 @@ pub(super) fn all_reduce(shape: Shape, rank: Rank) -> Plan {
         shape.peers(rank).map(|p| Step::wait(p).at_the_end()).collect(),
     ];
     Plan::new(Collective::AllReduce, Algorithm::Direct, shape, rank, 4, phases)
+}
+
+/// Signals before, so that all inputs are there, and after, so that nobody changes what another still reads.
+fn around(shape: Shape, rank: Rank, steps: Vec<Step>) -> Vec<Vec<Step>> {
+    let peers = || shape.peers(rank);
+    vec![
+        peers().map(Step::signal).collect(),
+        peers().map(Step::wait).collect(),
+        steps,
+        peers().map(|p| Step::signal(p).at_the_end()).collect(),
+        peers().map(|p| Step::wait(p).at_the_end()).collect(),
+    ]
+}
+
+/// All read the root's buffer, chunk by chunk. Where the root's input and output are one buffer its copy is none.
+pub(super) fn broadcast(shape: Shape, rank: Rank) -> Plan {
+    let (root, len) = (shape.root, shape.count);
+    if len == 0 {
+        return Plan::meet(Collective::Broadcast, Algorithm::Direct, shape, rank);
+    }
+    let peers = || shape.peers(rank);
+    let phases = if rank == root {
+        let ready = std::iter::once(Target::Output(0)).chain(peers().map(Target::Signal));
+        vec![vec![Step::copy(0, len, Source::Input(0), ready.collect())], peers().map(|p| Step::wait(p).at_the_end()).collect()]
+    } else {
+        let mut copy = Step::copy(0, len, Source::PeerOutput { of: root, start: 0 }, vec![Target::Output(0)]);
+        copy.sources.push(Source::Signal(root));
+        vec![vec![copy], vec![Step::signal(root).at_the_end()]]
+    };
+    let plan = Plan::new(Collective::Broadcast, Algorithm::Direct, shape, rank, 2, phases);
+    Plan { input: if rank == root { len } else { 0 }, ..plan }
+}
+
+/// Every rank reads the blocks of all others.
+pub(super) fn all_gather(shape: Shape, rank: Rank) -> Plan {
+    let (n, len) = (shape.ranks, shape.count);
+    if len == 0 {
+        return Plan::meet(Collective::AllGather, Algorithm::Direct, shape, rank);
+    }
+    let mut copies = vec![Step::copy(rank, len, Source::Input(0), vec![Target::Output(rank * len)])];
+    let take = |p| Step::copy(p, len, Source::PeerInput { of: p, start: 0 }, vec![Target::Output(p * len)]);
+    copies.extend(shape.peers(rank).map(take));
+    let plan = Plan::new(Collective::AllGather, Algorithm::Direct, shape, rank, 2, around(shape, rank, copies));
+    Plan { output: n * len, ..plan }
+}
+
+/// Every rank combines its block of all inputs in rank order.
+pub(super) fn reduce_scatter(shape: Shape, rank: Rank) -> Plan {
+    let (n, len) = (shape.ranks, shape.count);
+    if len == 0 {
+        return Plan::meet(Collective::ReduceScatter, Algorithm::Direct, shape, rank);
+    }
+    let start = rank * len;
+    let source = |of| if of == rank { Source::Input(start) } else { Source::PeerInput { of, start } };
+    let fold = Step::finish(rank, len, (0..n).map(source).collect(), vec![Target::Output(0)]);
+    let phases = around(shape, rank, vec![fold]);
+    let plan = Plan::new(Collective::ReduceScatter, Algorithm::Direct, shape, rank, 2, phases);
+    Plan { input: n * len, ..plan }
 }

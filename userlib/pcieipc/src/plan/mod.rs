@@ -78,11 +78,21 @@ impl Collective {
     ];
 
     /// Whether it does arithmetic.
+    ///
+    /// ```
+    /// use pcieipc::plan::Collective;
+    /// assert!(Collective::ReduceScatter.reduces() && !Collective::AllGather.reduces());
+    /// ```
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
     }
 
     /// The name that users read and write.
+    ///
+    /// ```
+    /// use pcieipc::plan::Collective;
+    /// assert_eq!(Collective::AllToAll.name().parse(), Ok(Collective::AllToAll));
+    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
@@ -126,7 +136,7 @@ pub enum Algorithm {
     RecursiveDoubling = 5,
     /// Reduce inside each part of a tree, across the parts, and back down.
     Hierarchical = 6,
-    /// As [`Algorithm::TwoShot`], but straight from the peers' registered buffers; records only signal.
+    /// Straight from the peers' registered buffers, in two hops where elements are combined for all; records only signal.
     Direct = 7,
 }
 
@@ -136,11 +146,21 @@ impl Algorithm {
         [Self::OneShot, Self::TwoShot, Self::Star, Self::Ring, Self::RecursiveDoubling, Self::Hierarchical, Self::Direct];
 
     /// Whether every element is combined in rank order, which makes its bits independent of the algorithm.
+    ///
+    /// ```
+    /// use pcieipc::plan::Algorithm;
+    /// assert!(Algorithm::TwoShot.adds_in_rank_order() && !Algorithm::Ring.adds_in_rank_order());
+    /// ```
     pub fn adds_in_rank_order(self) -> bool {
         matches!(self, Self::OneShot | Self::TwoShot | Self::Star | Self::Direct)
     }
 
     /// The name that users read and write.
+    ///
+    /// ```
+    /// use pcieipc::plan::Algorithm;
+    /// assert_eq!(Algorithm::RecursiveDoubling.name().parse(), Ok(Algorithm::RecursiveDoubling));
+    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one-shot",
@@ -214,8 +234,10 @@ pub fn build(collective: Collective, algorithm: Algorithm, shape: Shape, rank: R
         (C::AllReduce, A::Hierarchical) => hierarchical::all_reduce(shape, rank, tree),
         (C::AllReduce, A::Direct) => direct::all_reduce(shape, rank),
         (C::ReduceScatter, A::TwoShot) => blocks::reduce_scatter(shape, rank),
+        (C::ReduceScatter, A::Direct) => direct::reduce_scatter(shape, rank),
         (C::ReduceScatter, A::Ring) => ring::reduce_scatter(shape, rank),
         (C::AllGather, A::TwoShot) => blocks::all_gather(shape, rank),
+        (C::AllGather, A::Direct) => direct::all_gather(shape, rank),
         (C::AllGather, A::Ring) => ring::all_gather(shape, rank),
         (C::AllToAll, A::TwoShot) => blocks::all_to_all(shape, rank),
         (C::Reduce, A::Star) => rooted::reduce_star(shape, rank),
@@ -223,6 +245,7 @@ pub fn build(collective: Collective, algorithm: Algorithm, shape: Shape, rank: R
         (C::Reduce, A::Hierarchical) => hierarchical::reduce(shape, rank, tree),
         (C::Broadcast, A::Star) => rooted::broadcast_star(shape, rank),
         (C::Broadcast, A::TwoShot) => rooted::broadcast_two_shot(shape, rank),
+        (C::Broadcast, A::Direct) => direct::broadcast(shape, rank),
         (C::Broadcast, A::Ring) => ring::broadcast(shape, rank),
         (C::Broadcast, A::Hierarchical) => hierarchical::broadcast(shape, rank, tree),
         (C::SendReceive, A::OneShot) => rooted::send_receive(shape, rank),
@@ -235,23 +258,49 @@ pub fn build(collective: Collective, algorithm: Algorithm, shape: Shape, rank: R
 
 impl Plan {
     /// How many ranks take part.
+    ///
+    /// ```
+    /// # use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+    /// # let plan = plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), 0, &Tree::flat(4)).unwrap();
+    /// assert_eq!(plan.ranks(), 4);
+    /// ```
     pub fn ranks(&self) -> usize {
         self.shape.ranks
     }
 
     /// How many windows the longest shard is cut into; at least 1.
+    ///
+    /// ```
+    /// # use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+    /// # let plan = plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), 0, &Tree::flat(4)).unwrap();
+    /// assert_eq!(plan.windows(), 4); // 250 elements a shard, 64 a record
+    /// ```
     pub fn windows(&self) -> usize {
         let longest = self.phases.iter().flatten().map(|s| s.len).max().unwrap_or(0);
         longest.div_ceil(self.shape.chunk).max(1)
     }
 
     /// How many ticks the whole program takes.
+    ///
+    /// ```
+    /// # use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+    /// # let plan = plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), 0, &Tree::flat(4)).unwrap();
+    /// assert_eq!(plan.ticks(), plan.windows() + plan.phases.len() - 1);
+    /// ```
     pub fn ticks(&self) -> usize {
         self.windows() + self.phases.len().saturating_sub(1)
     }
 
     /// The steps in the order in which the rank runs them, each with its window and the part of the shard that it moves
     /// (offset from the shard's start, length).
+    ///
+    /// ```
+    /// # use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+    /// # let plan = plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), 0, &Tree::flat(4)).unwrap();
+    /// for now in plan.program() {
+    ///     println!("window {}: {} elements from {:?} to {:?}", now.window, now.len, now.step.sources, now.step.targets);
+    /// }
+    /// ```
     pub fn program(&self) -> impl Iterator<Item = Move<'_>> {
         let (windows, phases) = (self.windows(), self.phases.len());
         (0..self.ticks())
@@ -266,6 +315,13 @@ impl Plan {
 
     /// The part of the step's shard in a window: offset from the shard's start and length, or nothing when the step does
     /// not run in that window.
+    ///
+    /// ```
+    /// # use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+    /// # let plan = plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), 0, &Tree::flat(4)).unwrap();
+    /// let step = &plan.phases[0][0];
+    /// assert_eq!((plan.span(step, 0), plan.span(step, 3)), (Some((0, 64)), Some((192, 58))));
+    /// ```
     pub fn span(&self, step: &Step, window: usize) -> Option<(usize, usize)> {
         if step.len == 0 {
             let runs = if step.last { self.windows() - 1 } else { 0 };

@@ -57,6 +57,11 @@ impl Shape {
 
 /// The elements that shard `shard` of `shards` covers: contiguous, in order, each boundary at a multiple of `align`, and
 /// together exactly `0..count`. Later shards may be shorter or empty.
+///
+/// ```
+/// use pcieipc::plan::shard_range;
+/// assert_eq!((shard_range(100, 3, 16, 0), shard_range(100, 3, 16, 2)), (0..48, 96..100));
+/// ```
 pub fn shard_range(count: usize, shards: usize, align: usize, shard: usize) -> Range<usize> {
     let align = align.max(1);
     let each = count.div_ceil(shards).div_ceil(align) * align;

@@ -51,6 +51,12 @@ impl Shares {
     }
 
     /// How much earlier or later than the unit of the rates the slowest link is done: buffers over rate.
+    ///
+    /// ```
+    /// use pcieipc::plan::Shares;
+    /// let rates = [8.0, 8.0, 2.0, 8.0];
+    /// assert!(Shares::for_rates(&rates).time(&rates) < Shares::default().time(&rates));
+    /// ```
     pub fn time(&self, rates: &[f64]) -> f64 {
         let n = rates.len() as f64;
         let part = |rank: usize| if self.are_equal() { 1.0 / n } else { f64::from(self.0[rank]) / f64::from(WHOLE) };
@@ -58,11 +64,22 @@ impl Shares {
     }
 
     /// Whether all ranks own as much.
+    ///
+    /// ```
+    /// use pcieipc::plan::Shares;
+    /// assert!(Shares::default().are_equal());
+    /// ```
     pub fn are_equal(&self) -> bool {
         self.0 == [0; RANKS]
     }
 
     /// As bytes, to pass to other ranks.
+    ///
+    /// ```
+    /// use pcieipc::plan::Shares;
+    /// let shares = Shares::for_rates(&[8.0, 8.0, 2.0, 8.0]);
+    /// assert_eq!(Shares::from_bytes(shares.to_bytes(), 4), shares);
+    /// ```
     pub fn to_bytes(self) -> [u8; 2 * RANKS] {
         let mut bytes = [0; 2 * RANKS];
         for (to, share) in bytes.chunks_exact_mut(2).zip(self.0) {
@@ -72,6 +89,11 @@ impl Shares {
     }
 
     /// From what another rank passed; equal shares for what can not be any.
+    ///
+    /// ```
+    /// use pcieipc::plan::Shares;
+    /// assert!(Shares::from_bytes([7; 32], 16).are_equal(), "these are no shares");
+    /// ```
     pub fn from_bytes(bytes: [u8; 2 * RANKS], ranks: usize) -> Self {
         let shares: [u16; RANKS] = std::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]));
         let whole = shares.iter().map(|s| u32::from(*s)).sum::<u32>() == WHOLE;

@@ -14,6 +14,11 @@ pub enum Tree {
 
 impl Tree {
     /// All ranks equally near.
+    ///
+    /// ```
+    /// use pcieipc::plan::Tree;
+    /// assert_eq!(Tree::flat(3).to_string(), "(0 1 2)");
+    /// ```
     pub fn flat(ranks: usize) -> Self {
         Self::Part((0..ranks).map(Self::Leaf).collect())
     }
@@ -36,6 +41,12 @@ impl Tree {
     }
 
     /// All ranks below, in order.
+    ///
+    /// ```
+    /// use pcieipc::plan::Tree;
+    /// assert_eq!("((0 2) (1 3))".parse::<Tree>()?.ranks(), [0, 2, 1, 3]);
+    /// # Ok::<(), String>(())
+    /// ```
     pub fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::Leaf(rank) => vec![*rank],
@@ -44,6 +55,11 @@ impl Tree {
     }
 
     /// Whether it holds each of `0..ranks` exactly once and no part is empty.
+    ///
+    /// ```
+    /// use pcieipc::plan::Tree;
+    /// assert!(Tree::groups(&[2, 2]).covers(4) && !Tree::groups(&[2, 2]).covers(3));
+    /// ```
     pub fn covers(&self, ranks: usize) -> bool {
         fn full(tree: &Tree) -> bool {
             match tree {
@@ -79,6 +95,11 @@ impl Tree {
     }
 
     /// Levels of parts above the deepest rank.
+    ///
+    /// ```
+    /// use pcieipc::plan::Tree;
+    /// assert_eq!((Tree::flat(4).height(), Tree::groups(&[2, 2]).height()), (1, 2));
+    /// ```
     pub fn height(&self) -> usize {
         match self {
             Self::Leaf(_) => 0,

@@ -3,7 +3,11 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
-use super::{IndexPage, LINE, MIN_DATA_BYTES};
+use super::{IndexPage, LINE, MIN_DATA_BYTES, sync::AtomicU64};
+
+/// Where in a header line its position word is.
+#[cfg(not(loom))]
+const POSITION_AT: usize = 24;
 
 /// The three pieces of a ring, as one side has them mapped.
 ///
@@ -22,6 +26,18 @@ pub unsafe trait Memory {
     fn tail(&self) -> &IndexPage;
     /// The page that the reader writes.
     fn head(&self) -> &IndexPage;
+    /// The position word of the header line at a place of the data area, a multiple of 64 below its size.
+    #[cfg(not(loom))]
+    #[doc(hidden)]
+    fn position(&self, place: u64) -> &AtomicU64 {
+        assert!(place % LINE as u64 == 0 && place < self.data_bytes() as u64);
+        // SAFETY: the line lies inside the data area, which is aligned and mapped while the value lives; the word in it is 8-byte
+        // aligned. A reader only loads from it.
+        unsafe { AtomicU64::from_ptr(self.data().add(place as usize + POSITION_AT).cast().as_ptr()) }
+    }
+    /// The model checker watches its own atomics only.
+    #[cfg(loom)]
+    fn position(&self, place: u64) -> &AtomicU64;
 }
 
 /// A ring in this process's own memory: for threads, tests and model checks.
@@ -34,6 +50,8 @@ struct Pieces {
     bytes: usize,
     tail: IndexPage,
     head: IndexPage,
+    #[cfg(loom)]
+    positions: Vec<AtomicU64>,
 }
 
 // SAFETY: the data area is only reached through raw pointers under the ring protocol; the pages are atomics.
@@ -43,11 +61,24 @@ unsafe impl Sync for Pieces {}
 
 impl Private {
     /// A ring of `data_bytes`, rounded up to a power of two and to [`MIN_DATA_BYTES`]; returned once for each side.
+    ///
+    /// ```
+    /// use pcieipc::ring::{Memory, Private};
+    /// let (writers, readers) = Private::pair(100_000);
+    /// assert_eq!((writers.data_bytes(), readers.data_bytes()), (1 << 17, 1 << 17));
+    /// ```
     pub fn pair(data_bytes: usize) -> (Self, Self) {
         let bytes = data_bytes.max(MIN_DATA_BYTES).next_power_of_two();
         let lines = vec![[0u64; LINE / 8]; bytes / LINE + 1].into_boxed_slice();
         let data = NonNull::from(Box::leak(lines)).cast::<u8>();
-        let ring = Self(Arc::new(Pieces { data, bytes, tail: IndexPage::default(), head: IndexPage::default() }));
+        let ring = Self(Arc::new(Pieces {
+            data,
+            bytes,
+            tail: IndexPage::default(),
+            head: IndexPage::default(),
+            #[cfg(loom)]
+            positions: (0..bytes / LINE).map(|_| AtomicU64::new(0)).collect(),
+        }));
         (ring.clone(), ring)
     }
 }
@@ -76,5 +107,9 @@ unsafe impl Memory for Private {
     }
     fn head(&self) -> &IndexPage {
         &self.0.head
+    }
+    #[cfg(loom)]
+    fn position(&self, place: u64) -> &AtomicU64 {
+        &self.0.positions[place as usize / LINE]
     }
 }

@@ -18,7 +18,13 @@
 //! | `tail.armed` | writer | Relaxed, then a SeqCst fence, then looks at `head.index` | (D) the reader's SeqCst fence between its store of `head.index` and its load of `tail.armed` |
 //! | `tail.error` | writer | Release, after `tail.reason` | (E) the reader's Acquire load, which comes before every look at `tail.index` |
 //! | `head.error` | reader | Release, after `head.reason` | (F) the writer's Acquire load, which comes before every look at `head.index` |
-//! | record header and payload | writer | plain | (A) and, before the room is used again, (B) |
+//! | position word of a record's header | writer | Release, after the rest of the record | (G) the reader's Acquire load before it reads the rest |
+//! | record header and payload | writer | plain | (A) or (G) and, before the room is used again, (B) |
+//!
+//! (G) is why a short message arrives with the first line that the reader gets: a position word that is marked as complete stands for the
+//! tail. Where the next header will be lies an old payload that may look like anything, so the writer clears that word before it
+//! completes the record before it, if that room is free, and says so in the word; otherwise the reader waits for the tail. A mover that
+//! does not store in order marks nothing.
 //!
 //! (C) and (D) are the store-buffering pattern: each side stores one word and loads the other's, so Release and Acquire alone
 //! would let both loads see the old values and a wake-up would be lost. With both fences at least one side sees the other.
@@ -45,6 +51,7 @@ pub use memory::{Memory, Private};
 pub use pages::{IndexPage, Notice};
 pub use reader::Reader;
 pub use record::RECORD_HEADER_BYTES;
+pub use sync::full_fence;
 pub use writer::Writer;
 
 /// Alignment of indices, records and payloads: one cache line.
@@ -56,11 +63,20 @@ pub const MIN_DATA_BYTES: usize = 16 << 10;
 /// The longest payload of one record in a data area of `data_bytes`.
 ///
 /// A record is contiguous, so up to one record's length is skipped at the wrap; half of the area always fits.
+///
+/// ```
+/// assert_eq!(pcieipc::ring::max_record(1 << 20), (1 << 19) - 64);
+/// ```
 pub const fn max_record(data_bytes: usize) -> usize {
     data_bytes / 2 - RECORD_HEADER_BYTES
 }
 
 /// Whether modular epoch `a` is later than `b`: at most 2³¹ − 1 steps ahead of it.
+///
+/// ```
+/// use pcieipc::ring::is_newer;
+/// assert!(is_newer(0, u32::MAX) && !is_newer(u32::MAX, 0));
+/// ```
 pub const fn is_newer(a: u32, b: u32) -> bool {
     let ahead = a.wrapping_sub(b);
     ahead != 0 && ahead < 1 << 31

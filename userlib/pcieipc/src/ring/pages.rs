@@ -3,7 +3,7 @@
 
 use super::{
     Stop, Violation,
-    sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
+    sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, full_fence},
 };
 
 /// Bytes of the text that explains an error word; a model checker would only be slowed down by them.
@@ -83,7 +83,7 @@ impl IndexPage {
     /// Says that the owner is about to sleep; it must look at the other side's index once more after this. (C), (D)
     pub(super) fn arm(&self, number: u32) {
         self.armed.0.store(number, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
     }
 
     /// Says that the owner is awake.
@@ -116,7 +116,12 @@ impl IndexPage {
 
     /// The number under which the owner sleeps, 0 when it is awake; called after an index was published. (C), (D)
     pub(super) fn sleeper(&self) -> u32 {
-        fence(Ordering::SeqCst);
+        full_fence();
+        self.asleep()
+    }
+
+    /// The same, when the fence was made already.
+    pub(super) fn asleep(&self) -> u32 {
         self.armed.0.load(Ordering::Relaxed)
     }
 

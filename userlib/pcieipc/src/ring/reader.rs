@@ -4,24 +4,18 @@
 use std::ptr::NonNull;
 
 use super::{
-    LINE, Memory, Notice, RECORD_HEADER_BYTES, Stop, Violation,
-    record::{self, Entry},
+    LINE, Memory, Notice, Stop, Violation,
+    record::{self, COMPLETE, Entry, NEXT_CLEARED},
+    sync::Ordering,
 };
 use crate::link::{RecordHeader, Shared};
 
-/// Bytes of a record that is not there yet whose lines are asked for: its header and the payload of a small message.
-const EXPECTED: usize = LINE + 256;
+/// Of so many looks for a record, one is at the tail too.
+const LOOKS_AT_TAIL: u32 = 64;
 
-/// Asks the cache for a line; has no effect on what is read.
-fn prefetch(line: NonNull<u8>) {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: every x86-64 processor has it, and it never faults.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
-    let _ = line;
+/// Whether one index is later than another that is at most a ring away.
+fn is_after(a: u64, b: u64) -> bool {
+    (a.wrapping_sub(b) as i64) > 0
 }
 
 /// The one reader of a ring.
@@ -31,8 +25,16 @@ pub struct Reader<M: Memory> {
     capacity: u64,
     /// Where the oldest record that was not given back starts: the truth, of which the head page has a copy for the writer.
     head: u64,
-    /// The writer's index as last seen and checked.
+    /// Up to where records are known to be there.
     tail: u64,
+    /// The writer's index as last seen and checked; behind `tail` when a record was seen before it.
+    seen: u64,
+    /// Whether the position word at `head` can tell that a record is there: the record before it said that it was cleared.
+    believes: bool,
+    /// Looks at the position word in vain.
+    looks: u32,
+    /// About to sleep.
+    armed: bool,
     /// The record at `head`, read once and checked.
     current: Option<Current>,
     /// The writer's closing was seen, so it is no news any more.
@@ -44,25 +46,65 @@ pub struct Reader<M: Memory> {
 #[derive(Debug, Clone, Copy)]
 struct Current {
     header: RecordHeader,
+    payload: usize,
     len: usize,
     span: u64,
 }
 
 impl<M: Memory> Reader<M> {
     /// A reader on a ring that it has not read from, both of whose pages started as zero.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert!(reader.try_receive()?.is_none());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn new(memory: M) -> Self {
         Self::starting_at(memory, 0)
     }
 
     /// A reader whose indices start at `index`, a multiple of 64; see [`super::Writer::starting_at`].
+    ///
+    /// ```
+    /// # use pcieipc::ring::{Private, Reader, Writer};
+    /// let (a, b) = Private::pair(1 << 14);
+    /// let start = 0u64.wrapping_sub(64); // one line before the indices wrap
+    /// let (writer, mut reader) = (Writer::starting_at(a, start), Reader::starting_at(b, start));
+    /// assert!(reader.try_receive()?.is_none());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn starting_at(memory: M, index: u64) -> Self {
         let index = index & !(LINE as u64 - 1);
         let capacity = memory.data_bytes() as u64;
         memory.head().publish(index);
-        Self { memory, capacity, head: index, tail: index, current: None, closed: false, rung: 0, sleep: 0 }
+        Self {
+            memory,
+            capacity,
+            head: index,
+            tail: index,
+            seen: index,
+            believes: false,
+            looks: 0,
+            armed: false,
+            current: None,
+            closed: false,
+            rung: 0,
+            sleep: 0,
+        }
     }
 
     /// The ring's memory.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// use pcieipc::ring::Memory;
+    /// assert_eq!(reader.memory().data_bytes(), 1 << 14);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -70,22 +112,61 @@ impl<M: Memory> Reader<M> {
     /// The oldest record that was not given back, or `None` when the writer has published nothing more. The same record until
     /// [`Reader::release`].
     ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// let (header, payload) = reader.try_receive()?.unwrap();
+    /// assert_eq!((header, payload.len()), (RecordHeader::default(), 8));
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    ///
     /// # Errors
     /// What the writer's error word says; an index or a record that is impossible.
     pub fn try_receive(&mut self) -> Result<Option<(RecordHeader, Shared<'_>)>, Stop> {
         self.closed = self.memory.tail().check()?;
         if self.current.is_none() && !self.next()? {
-            self.expect();
             return Ok(None);
         }
-        let Some(current) = self.current else { return Ok(None) };
-        let payload = self.at(self.head, RECORD_HEADER_BYTES);
+        Ok(self.current())
+    }
+
+    /// The record that was received last and not given back; no look at the ring.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8);
+    /// assert!(reader.current().is_none());
+    /// reader.try_receive()?;
+    /// assert!(reader.current().is_some());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn current(&self) -> Option<(RecordHeader, Shared<'_>)> {
+        let current = self.current?;
+        let payload = self.at(self.head, current.payload);
         // SAFETY: `next` checked that the whole record lies inside the data area, which stays mapped while `memory` lives.
-        Ok(Some((current.header, unsafe { Shared::new(payload, current.len) })))
+        Some((current.header, unsafe { Shared::new(payload, current.len) }))
     }
 
     /// Gives the current record's room back. Says whether the writer sleeps and has to be rung. Nothing happens when no
     /// record is current.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// reader.try_receive()?;
+    /// assert!(!reader.release(), "the writer does not sleep");
+    /// assert!(reader.try_receive()?.is_none());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     #[must_use = "a sleeping writer has to be rung"]
     pub fn release(&mut self) -> bool {
         let Some(current) = self.current.take() else { return false };
@@ -100,32 +181,93 @@ impl<M: Memory> Reader<M> {
     }
 
     /// The writer was not rung after all: the next release asks for it again.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.unrung(); // the writer's bell is broken: the next release asks for it again
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn unrung(&mut self) {
         self.rung = 0;
     }
 
     /// Tells the writer that this side sleeps until there is a record; [`Reader::has_news`] must be asked after this.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.arm();
+    /// if !reader.has_news() {
+    ///     // ... sleep until the bell ...
+    /// }
+    /// reader.disarm();
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn arm(&mut self) {
         self.sleep = self.sleep.wrapping_add(1).max(1);
+        self.armed = true;
         self.memory.head().arm(self.sleep);
     }
 
     /// Tells the writer that this side is awake.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.arm();
+    /// reader.disarm(); // awake again: nobody needs to ring
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn disarm(&mut self) {
+        self.armed = false;
         self.memory.head().disarm();
     }
 
     /// Whether the writer published something, or ended the ring, since it was last looked at.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert!(!reader.has_news());
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// assert!(reader.has_news());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn has_news(&self) -> bool {
-        self.memory.tail().index() != self.tail || !(self.closed || matches!(self.memory.tail().notice(), Ok(None)))
+        is_after(self.memory.tail().index(), self.tail) || !(self.closed || matches!(self.memory.tail().notice(), Ok(None)))
     }
 
     /// Whether the writer had left in order when it was last asked for. What it did before that was seen too.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.post(Notice::Closed, "");
+    /// assert!(reader.try_receive()?.is_none() && reader.is_closed());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
     /// What the writer says in its error word.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert_eq!(reader.peer_notice()?, None);
+    /// writer.post(Notice::Aborted { by: 3 }, "a watchdog");
+    /// assert_eq!(reader.peer_notice()?, Some(Notice::Aborted { by: 3 }));
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     ///
     /// # Errors
     /// The word is not one of the protocol's.
@@ -134,45 +276,74 @@ impl<M: Memory> Reader<M> {
     }
 
     /// The text that the writer put beside its error word.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.post(Notice::Aborted { by: 3 }, "a watchdog");
+    /// assert_eq!(reader.peer_reason(), "a watchdog");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn peer_reason(&self) -> String {
         self.memory.tail().reason()
     }
 
     /// Ends the ring; the writer has to be rung.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.post(Notice::Aborted { by: 1 }, "enough");
+    /// assert!(writer.try_reserve(8).is_err());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn post(&mut self, notice: Notice, reason: &str) {
         self.memory.head().post(notice, reason);
     }
 
-    /// Reads the header at `head` once; false when nothing is published there.
+    /// Reads the header at `head` once; false when nothing is there.
     fn next(&mut self) -> Result<bool, Violation> {
         loop {
-            if self.head == self.tail {
-                self.refresh()?;
+            let place = self.place(self.head);
+            // SYNC POINT (G): pairs with the Release store in `Writer::commit`.
+            let mut position = u64::from_le(self.memory.position(place).load(Ordering::Acquire));
+            let told = self.believes && position | NEXT_CLEARED == self.head | COMPLETE | NEXT_CLEARED;
+            if !told {
                 if self.head == self.tail {
-                    return Ok(false);
+                    self.looks = self.looks.wrapping_add(1);
+                    // The tail's line is left to the writer most of the time. Who is about to sleep, or sees that the writer has left, looks
+                    // at everything.
+                    if self.believes && !self.armed && !self.closed && self.looks % LOOKS_AT_TAIL != 0 {
+                        return Ok(false);
+                    }
+                    self.refresh()?;
+                    if self.head == self.tail {
+                        return Ok(false);
+                    }
                 }
+                // What was read before the tail may be older than it.
+                position = u64::from_le(self.memory.position(place).load(Ordering::Relaxed));
             }
-            let to_wrap = self.capacity - self.place(self.head);
+            let to_wrap = self.capacity - place;
+            let available = if told { to_wrap } else { self.tail.wrapping_sub(self.head) };
             // SAFETY: `head` is a multiple of 64 below the size of the data area after `place`, so a whole line is there.
-            match unsafe {
-                record::load(self.at(self.head, 0), self.head, self.tail.wrapping_sub(self.head), to_wrap, self.capacity)
-            }? {
-                Entry::Record { header, len, span } => {
-                    self.current = Some(Current { header, len, span });
+            let entry = unsafe { record::load(self.at(self.head, 0), position, self.head, available, to_wrap, self.capacity) }?;
+            self.believes = position & (COMPLETE | NEXT_CLEARED) == COMPLETE | NEXT_CLEARED;
+            let (Entry::Record { span, .. } | Entry::Skip { span }) = entry;
+            let end = self.head.wrapping_add(span);
+            if is_after(end, self.tail) {
+                self.tail = end;
+            }
+            match entry {
+                Entry::Record { header, payload, len, span } => {
+                    self.current = Some(Current { header, payload, len, span });
                     return Ok(true);
                 }
                 // After a skip the head is at the start of the data area, where another one is refused: at most two turns.
-                Entry::Skip { span } => self.head = self.head.wrapping_add(span),
+                Entry::Skip { .. } => self.head = end,
             }
-        }
-    }
-
-    /// Asks for the lines in which the next record will begin. A short record then comes with the tail that tells of it, instead of after
-    /// it: a writer's store takes them away again, and the next look asks anew.
-    fn expect(&self) {
-        let to_wrap = (self.capacity - self.place(self.head)) as usize;
-        for offset in (0..EXPECTED.min(to_wrap)).step_by(LINE) {
-            prefetch(self.at(self.head, offset));
         }
     }
 
@@ -181,11 +352,14 @@ impl<M: Memory> Reader<M> {
         if index % LINE as u64 != 0 {
             return Err(Violation::Misaligned { index });
         }
-        let (from, most) = (self.tail, self.capacity - self.tail.wrapping_sub(self.head));
+        let (from, most) = (self.seen, self.head.wrapping_add(self.capacity).wrapping_sub(self.seen));
         if index.wrapping_sub(from) > most {
             return Err(Violation::IndexOutOfRange { index, from, to: from.wrapping_add(most) });
         }
-        self.tail = index;
+        self.seen = index;
+        if is_after(index, self.tail) {
+            self.tail = index;
+        }
         Ok(())
     }
 

@@ -3,8 +3,25 @@
 
 use std::ptr::NonNull;
 
-use super::{LINE, Memory, Notice, RECORD_HEADER_BYTES, Stop, Violation, max_record, record};
+use super::{
+    LINE, Memory, Notice, RECORD_HEADER_BYTES, Stop, Violation, max_record, record,
+    sync::{Ordering, full_fence},
+};
 use crate::link::{RecordHeader, SharedMut};
+
+/// Longer records are streamed past the cache, or copied for longer than it takes to get their lines.
+const SOON: u64 = 1088;
+
+/// Asks the cache for a line to store to; has no effect on what is read or written.
+fn prefetch(line: NonNull<u8>) {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    // SAFETY: it never faults, and changes nothing but caches; processors without it take it for nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    let _ = line;
+}
 
 /// The one writer of a ring.
 #[derive(Debug)]
@@ -22,41 +39,88 @@ pub struct Writer<M: Memory> {
     rung: u32,
     /// The number of our own next sleep.
     sleep: u32,
+    /// Whether tiny payloads lie in the header's line.
+    shorts: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Reserved {
     skip: u64,
+    payload: usize,
     len: usize,
 }
 
 impl<M: Memory> Writer<M> {
     /// A writer on a ring that nobody has used, both of whose pages are zero.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert!(writer.try_reserve(100)?.is_some());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn new(memory: M) -> Self {
         Self::starting_at(memory, 0)
     }
 
     /// A writer whose indices start at `index`, a multiple of 64; the reader must start there too, and neither may be used
     /// before both are made.
+    ///
+    /// ```
+    /// # use pcieipc::ring::{Private, Reader, Writer};
+    /// let (a, b) = Private::pair(1 << 14);
+    /// let (mut writer, reader) = (Writer::starting_at(a, 1 << 20), Reader::starting_at(b, 1 << 20));
+    /// assert_eq!(writer.reserved_offset(), None);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn starting_at(memory: M, index: u64) -> Self {
         let index = index & !(LINE as u64 - 1);
         let capacity = memory.data_bytes() as u64;
         memory.tail().publish(index);
-        Self { memory, capacity, tail: index, head: index, reserved: None, closed: false, rung: 0, sleep: 0 }
+        Self { memory, capacity, tail: index, head: index, reserved: None, closed: false, rung: 0, sleep: 0, shorts: true }
     }
 
     /// The longest payload of one record.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert_eq!(writer.max_record(), (1 << 13) - 64);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn max_record(&self) -> usize {
         max_record(self.memory.data_bytes())
     }
 
     /// The ring's memory.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// use pcieipc::ring::Memory;
+    /// assert_eq!(writer.memory().data_bytes(), 1 << 14);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
     /// The payload of a record of `len` bytes, or `None` when there is no room for it yet. A reservation that was not
     /// published is forgotten.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// let mut room = writer.try_reserve(8)?.unwrap();
+    /// // SAFETY: eight bytes are there.
+    /// unsafe { room.as_mut_ptr().write_bytes(7, 8) };
+    /// assert!(writer.try_reserve(1 << 20).is_err(), "longer than any record");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     ///
     /// # Errors
     /// What the reader's error word says; a reader's index that is impossible; a `len` that never fits.
@@ -66,7 +130,8 @@ impl<M: Memory> Writer<M> {
         if len > max {
             return Err(Stop::TooLong { len, max });
         }
-        let span = record::span(len);
+        let payload = record::payload_at(len, self.shorts);
+        let span = record::span(payload, len);
         let to_wrap = self.capacity - self.place(self.tail);
         let skip = if span > to_wrap { to_wrap } else { 0 };
         self.closed = self.memory.head().check()?;
@@ -76,23 +141,57 @@ impl<M: Memory> Writer<M> {
                 return Ok(None);
             }
         }
-        self.reserved = Some(Reserved { skip, len });
-        let payload = self.at(self.tail.wrapping_add(skip), RECORD_HEADER_BYTES);
+        self.reserved = Some(Reserved { skip, payload, len });
+        let payload = self.at(self.tail.wrapping_add(skip), payload);
         // SAFETY: `span` bytes from the record's start lie before the wrap and are free: the reader gave them back (B) or
         // never had them. They stay mapped while `memory` lives, and this writer is the only one in the ring.
         Ok(Some(unsafe { SharedMut::new(payload, len) }))
     }
 
+    /// Says that a mover writes the records: from now on header line and payload are apart, however short the payload is.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.keep_apart();
+    /// assert_eq!(writer.try_reserve(8)?.unwrap().as_mut_ptr() as usize % 64, 0);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn keep_apart(&mut self) {
+        self.shorts = false;
+    }
+
     /// Where in the data area the reserved record starts, header included; `None` without a reservation.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// assert_eq!(writer.reserved_offset(), Some(0));
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn reserved_offset(&self) -> Option<u64> {
         self.reserved.map(|r| self.place(self.tail.wrapping_add(r.skip)))
     }
 
     /// The header line of the reserved record, for a mover that writes header and payload itself; see [`Writer::publish`].
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.keep_apart();
+    /// assert!(writer.header_line(RecordHeader::default(), 8).is_none(), "nothing is reserved");
+    /// writer.try_reserve(8)?;
+    /// assert_eq!(&writer.header_line(RecordHeader::default(), 8).unwrap()[..4], b"CPIP");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn header_line(&self, header: RecordHeader, len: usize) -> Option<[u8; RECORD_HEADER_BYTES]> {
         let reserved = self.reserved?;
         let mut line = [0; RECORD_HEADER_BYTES];
-        let words = record::encode(self.tail.wrapping_add(reserved.skip), header, len.min(reserved.len));
+        let words = record::encode(self.tail.wrapping_add(reserved.skip), header, reserved.payload, len.min(reserved.len));
         for (to, word) in line.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -101,27 +200,78 @@ impl<M: Memory> Writer<M> {
 
     /// Writes the header of the reserved record and publishes it with the first `len` bytes of its payload. Says whether the
     /// reader sleeps and has to be rung. Without a reservation nothing happens.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// assert_eq!(reader.try_receive()?.unwrap().1.len(), 8);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     #[must_use = "a sleeping reader has to be rung"]
     pub fn commit(&mut self, header: RecordHeader, len: usize) -> bool {
-        let Some(reserved) = self.reserved else { return false };
-        let start = self.tail.wrapping_add(reserved.skip);
-        let len = len.min(reserved.len);
-        // SAFETY: the reserved room starts with a header line; it is 64-byte aligned and writable.
-        unsafe { record::store(self.at(start, 0), record::encode(start, header, len)) };
-        self.publish(len)
+        if !self.commit_only(header, len) {
+            return false;
+        }
+        full_fence();
+        self.must_ring()
     }
 
-    /// Publishes the reserved record, whose header and payload are in place already. Says whether the reader has to be rung.
-    #[must_use = "a sleeping reader has to be rung"]
-    pub fn publish(&mut self, len: usize) -> bool {
+    /// As [`Writer::commit`], but leaves the question whether the reader sleeps to [`Writer::must_ring`], behind a fence that other rings may
+    /// share: it waits until all stores are seen, which a short message has something better to do for. Says whether there was a reservation.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// assert!(writer.commit_only(RecordHeader::default(), 8));
+    /// pcieipc::ring::full_fence();
+    /// assert!(!writer.must_ring(), "the reader does not sleep");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    #[must_use = "without a reservation nothing was sent"]
+    pub fn commit_only(&mut self, header: RecordHeader, len: usize) -> bool {
         let Some(reserved) = self.reserved.take() else { return false };
-        if reserved.skip > 0 {
-            // SAFETY: the room up to the wrap is reserved too, is at least one line, and is 64-byte aligned and writable.
-            unsafe { record::store(self.at(self.tail, 0), record::encode_skip(self.tail, reserved.skip)) };
+        let start = self.tail.wrapping_add(reserved.skip);
+        let len = len.min(reserved.len);
+        let end = start.wrapping_add(record::span(reserved.payload, len));
+        // What lies where the next header will be is an old payload, which may look like anything. Only free room is the writer's to clear.
+        let cleared = self.capacity - end.wrapping_sub(self.head) >= LINE as u64;
+        if cleared {
+            self.memory.position(self.place(end)).store(0, Ordering::Relaxed);
         }
-        self.tail = self.tail.wrapping_add(reserved.skip + record::span(len.min(reserved.len)));
-        self.memory.tail().publish(self.tail);
-        let sleeper = self.memory.head().sleeper();
+        // All stores to this line one after the other: the reader looks at it again and again, and would take it away between them.
+        // SAFETY: the reserved room starts with a header line; it is 64-byte aligned and writable.
+        unsafe { record::store(self.at(start, 0), record::encode(start, header, reserved.payload, len)) };
+        let next = if cleared { record::NEXT_CLEARED } else { 0 };
+        self.memory.position(self.place(start)).store((start | record::COMPLETE | next).to_le(), Ordering::Release);
+        if reserved.skip > 0 {
+            // The record behind it is in place.
+            self.skip(reserved.skip, record::COMPLETE | record::NEXT_CLEARED);
+        }
+        self.advance(end);
+        self.expect(end.wrapping_sub(start));
+        true
+    }
+
+    /// Whether the reader sleeps and was not rung yet; asked after a [`full_fence`] behind the last record.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.arm();
+    /// pcieipc::ring::full_fence();
+    /// assert!(writer.must_ring());
+    /// assert!(!writer.must_ring(), "once for each sleep");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    #[must_use = "a sleeping reader has to be rung"]
+    pub fn must_ring(&mut self) -> bool {
+        let sleeper = self.memory.head().asleep();
         if sleeper == 0 || sleeper == self.rung {
             return false;
         }
@@ -129,33 +279,148 @@ impl<M: Memory> Writer<M> {
         true
     }
 
+    /// Asks for the lines in which the next record will lie, if it is like the last one: its reader had them last, and to take them back
+    /// one by one when it is stored would cost more than all the rest of a short message.
+    fn expect(&self, span: u64) {
+        let to_wrap = self.capacity - self.place(self.tail);
+        if span > SOON || span + LINE as u64 > self.free().min(to_wrap) {
+            return;
+        }
+        // The first one was cleared, and the reader looks at it; the last one is the header after the next.
+        for line in 1..=span / LINE as u64 {
+            prefetch(self.at(self.tail, line as usize * LINE));
+        }
+    }
+
+    /// Publishes the reserved record, whose header and payload are in place already. Says whether the reader has to be rung.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.keep_apart();
+    /// writer.try_reserve(8)?;
+    /// let line = writer.header_line(RecordHeader::default(), 8).unwrap();
+    /// // ... an engine moves the line and the payload to `reserved_offset` of the data area ...
+    /// # use pcieipc::ring::Memory;
+    /// # // SAFETY: the line at the start of the data area.
+    /// # unsafe { writer.memory().data().cast::<[u8; 64]>().write(line) };
+    /// let _ = writer.publish(8);
+    /// assert!(reader.try_receive()?.is_some());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    #[must_use = "a sleeping reader has to be rung"]
+    pub fn publish(&mut self, len: usize) -> bool {
+        let Some(reserved) = self.reserved.take() else { return false };
+        if reserved.skip > 0 {
+            self.skip(reserved.skip, 0);
+        }
+        let span = record::span(reserved.payload, len.min(reserved.len));
+        self.advance(self.tail.wrapping_add(reserved.skip + span));
+        full_fence();
+        self.must_ring()
+    }
+
+    /// Stores a skip from the tail to the wrap.
+    fn skip(&self, span: u64, flags: u64) {
+        // SAFETY: the room up to the wrap is reserved too, is at least one line, and is 64-byte aligned and writable.
+        unsafe { record::store(self.at(self.tail, 0), record::encode_skip(self.tail, span)) };
+        self.memory.position(self.place(self.tail)).store((self.tail | flags).to_le(), Ordering::Release);
+    }
+
+    /// Publishes everything up to `tail`.
+    fn advance(&mut self, tail: u64) {
+        self.tail = tail;
+        self.memory.tail().publish(self.tail);
+    }
+
     /// The bell was not rung after all: the next record asks for it again.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.unrung(); // the reader's bell is broken: the next record asks for it again
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn unrung(&mut self) {
         self.rung = 0;
     }
 
     /// Tells the reader that this side sleeps until there is room; [`Writer::has_news`] must be asked after this.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.arm();
+    /// if !writer.has_news() {
+    ///     // ... sleep until the bell ...
+    /// }
+    /// writer.disarm();
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn arm(&mut self) {
         self.sleep = self.sleep.wrapping_add(1).max(1);
         self.memory.tail().arm(self.sleep);
     }
 
     /// Tells the reader that this side is awake.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.arm();
+    /// writer.disarm(); // awake again: nobody needs to ring
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn disarm(&mut self) {
         self.memory.tail().disarm();
     }
 
     /// Whether the reader gave back room, or ended the ring, since it was last looked at.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// reader.try_receive()?;
+    /// let _ = reader.release();
+    /// assert!(writer.has_news(), "room came back");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn has_news(&self) -> bool {
         self.memory.head().index() != self.head || !(self.closed || matches!(self.memory.head().notice(), Ok(None)))
     }
 
     /// Whether the reader had left in order when it was last asked for. What it did before that was seen too.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.post(Notice::Closed, "");
+    /// writer.try_reserve(8)?;
+    /// assert!(writer.is_closed());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
     /// What the reader says in its error word.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.post(Notice::Closed, "");
+    /// assert_eq!(writer.peer_notice()?, Some(Notice::Closed));
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     ///
     /// # Errors
     /// The word is not one of the protocol's.
@@ -164,16 +429,47 @@ impl<M: Memory> Writer<M> {
     }
 
     /// The text that the reader put beside its error word.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// reader.post(Notice::Aborted { by: 1 }, "enough");
+    /// assert_eq!(writer.peer_reason(), "enough");
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn peer_reason(&self) -> String {
         self.memory.head().reason()
     }
 
     /// Ends the ring; the reader has to be rung.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.post(Notice::Closed, "");
+    /// assert_eq!(reader.peer_notice()?, Some(Notice::Closed));
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     pub fn post(&mut self, notice: Notice, reason: &str) {
         self.memory.tail().post(notice, reason);
     }
 
     /// Whether the reader has given back everything.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// assert!(!writer.is_drained()?);
+    /// reader.try_receive()?;
+    /// let _ = reader.release();
+    /// assert!(writer.is_drained()?);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
     ///
     /// # Errors
     /// As for [`Writer::try_reserve`].

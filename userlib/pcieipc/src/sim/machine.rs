@@ -20,6 +20,12 @@ pub const BUILT_IN: [(&str, &str); 7] = [
 
 /// The machine of that name.
 ///
+/// ```
+/// use pcieipc::sim;
+/// assert_eq!(sim::built_in("sixty-four")?.ranks(), 64);
+/// # Ok::<(), sim::MachineError>(())
+/// ```
+///
 /// # Errors
 /// Says which names there are.
 pub fn built_in(name: &str) -> Result<Machine, MachineError> {
@@ -122,6 +128,18 @@ pub struct Machine {
 impl Machine {
     /// Reads a machine file.
     ///
+    /// ```
+    /// use pcieipc::sim::Machine;
+    ///
+    /// let machine = Machine::parse(r#"{
+    ///     "description": "four cards below a switch", "top": "switch",
+    ///     "parts": { "switch": { "ranks": 4, "down_gbps": 25, "down_us": 0.5 } },
+    ///     "step_us": 1, "load_gbps": 100, "store_gbps": 100
+    /// }"#)?;
+    /// assert_eq!(machine.ranks(), 4);
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
+    ///
     /// # Errors
     /// Says what is wrong.
     pub fn parse(text: &str) -> Result<Self, MachineError> {
@@ -168,6 +186,14 @@ impl Machine {
 
     /// Processes that are near each other as the tree says.
     ///
+    /// ```
+    /// use pcieipc::{plan::Tree, sim::{Machine, Processes}};
+    ///
+    /// let rates = Processes { step_us: 0.3, hop_us: 0.2, gbps: 10.0, processors: 4 };
+    /// assert_eq!(Machine::of_processes(&Tree::groups(&[2, 2]), rates)?.ranks(), 4);
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
+    ///
     /// # Errors
     /// For a tree that does not cover its ranks, or is too deep, and for rates that are none.
     pub fn of_processes(tree: &Tree, rates: Processes) -> Result<Self, MachineError> {
@@ -202,6 +228,15 @@ impl Machine {
 
     /// The same machine where the endpoints' engines carry the records: from host memory to the writer's endpoint and from there to host
     /// memory, over each link of its way in both directions. Ways of other ranks change nothing.
+    ///
+    /// ```
+    /// use pcieipc::{plan::Tree, sim::{Machine, Processes}, tune::Ways};
+    ///
+    /// let rates = Processes { step_us: 0.3, hop_us: 0.2, gbps: 10.0, processors: 2 };
+    /// let ways = Ways { links: vec![25_000, 6_000], up: vec![vec![0], vec![1]] };
+    /// assert!(Machine::of_processes(&Tree::flat(2), rates)?.over(&ways).engines);
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn over(mut self, ways: &Ways) -> Self {
         if !ways.is_sound(self.ranks()) {
             return self;
@@ -226,6 +261,13 @@ impl Machine {
     }
 
     /// The same machine with another number of ranks in each part that has ranks: for parts of processes, not of cards.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// assert_eq!(machine.with_ranks(2).ranks(), 4); // two in each of the sockets
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn with_ranks(&self, ranks: usize) -> Self {
         let mut file = self.file.clone();
         file.parts.values_mut().filter(|p| p.ranks > 0).for_each(|p| p.ranks = ranks);
@@ -233,36 +275,89 @@ impl Machine {
     }
 
     /// How many ranks it has.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// assert_eq!(machine.ranks(), 8);
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn ranks(&self) -> usize {
         self.routes.len()
     }
 
     /// Its parts, for hierarchical plans.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// assert!(machine.tree().covers(8));
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn tree(&self) -> Tree {
         self.tree.clone()
     }
 
     /// How many links there are, each direction for itself.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// assert!(machine.route(0, 7).iter().all(|link| *link < machine.directed()));
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn directed(&self) -> usize {
         self.links.len()
     }
 
     /// The links from one rank to another.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// assert!(machine.route(0, 7).len() > machine.route(0, 1).len(), "the other socket is farther");
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn route(&self, from: Rank, to: Rank) -> &[usize] {
         &self.routes[from][to]
     }
 
     /// GB/s of a link.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// let slowest = machine.route(0, 7).iter().map(|link| machine.rate(*link)).fold(f64::INFINITY, f64::min);
+    /// assert!(slowest > 0.0);
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn rate(&self, link: usize) -> f64 {
         self.links[link].1
     }
 
     /// Microseconds of a link.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// let one_way: f64 = machine.route(0, 1).iter().map(|link| machine.latency(*link)).sum();
+    /// assert!(one_way > 0.0);
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn latency(&self, link: usize) -> f64 {
         self.links[link].2
     }
 
     /// What a link is called.
+    ///
+    /// ```
+    /// # use pcieipc::sim;
+    /// # let machine = sim::built_in("two-sockets-of-four")?;
+    /// for link in machine.route(0, 7) {
+    ///     println!("{}", machine.name_of(*link));
+    /// }
+    /// # Ok::<(), pcieipc::sim::MachineError>(())
+    /// ```
     pub fn name_of(&self, link: usize) -> String {
         self.links[link].0.clone()
     }

@@ -48,6 +48,15 @@ const MOST_WINDOWS: usize = 24;
 
 /// Predicts a collective of `bytes` (of `element` bytes each) with an algorithm, or `None` where there is no such plan. Plans for
 /// more ranks than executors serve are made too.
+///
+/// ```
+/// use pcieipc::{plan::{Algorithm, Collective}, sim};
+///
+/// let machine = sim::built_in("eight-on-a-switch")?;
+/// let us = |algorithm| sim::predict(&machine, Collective::AllReduce, algorithm, 1024, 4).unwrap().us;
+/// assert!(us(Algorithm::OneShot) < us(Algorithm::Ring));
+/// # Ok::<(), sim::MachineError>(())
+/// ```
 pub fn predict(
     machine: &Machine,
     collective: Collective,
@@ -66,6 +75,16 @@ pub fn predict(
 }
 
 /// Runs checked plans on the model.
+///
+/// ```
+/// use pcieipc::{plan::{self, Algorithm, Collective, Shape}, sim};
+///
+/// let machine = sim::built_in("four-on-a-switch")?;
+/// let plan = |rank| plan::build(Collective::Broadcast, Algorithm::Star, Shape::new(4, 1000, 100), rank, &machine.tree()).unwrap();
+/// let prediction = sim::run(&machine, &(0..4).map(plan).collect::<Vec<_>>(), 4);
+/// println!("{} us, {:?}", prediction.us, prediction.busiest);
+/// # Ok::<(), sim::MachineError>(())
+/// ```
 pub fn run(machine: &Machine, plans: &[Plan], element: usize) -> Prediction {
     let n = plans.len();
     let programs: Vec<Vec<Move<'_>>> = plans.iter().map(|p| p.program().collect()).collect();

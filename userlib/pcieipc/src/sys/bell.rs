@@ -19,6 +19,12 @@ pub struct Bell(OwnedFd);
 impl Bell {
     /// A silent bell; not inherited by children that execute another program.
     ///
+    /// ```
+    /// let bell = pcieipc::device::Bell::new()?;
+    /// assert_eq!(bell.drain(), 0);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As eventfd(2).
     pub fn new() -> io::Result<Self> {
@@ -27,11 +33,31 @@ impl Bell {
     }
 
     /// A bell that another process made. What it really is does not matter: it is only written, without blocking.
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use pcieipc::device::Bell;
+    ///
+    /// let bell = Bell::new()?;
+    /// // What came through a socket from another process.
+    /// let theirs = Bell::from_peer(bell.as_fd().try_clone_to_owned()?);
+    /// theirs.ring()?;
+    /// assert_eq!(bell.drain(), 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn from_peer(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
     /// The same bell once more, for another thread that rings it.
+    ///
+    /// ```
+    /// let bell = pcieipc::device::Bell::new()?;
+    /// let other = bell.try_clone()?;
+    /// std::thread::spawn(move || other.ring()).join().unwrap()?;
+    /// assert_eq!(bell.drain(), 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As dup(2).
@@ -40,6 +66,13 @@ impl Bell {
     }
 
     /// Wakes whoever waits for the bell, now or next.
+    ///
+    /// ```
+    /// let bell = pcieipc::device::Bell::new()?;
+    /// bell.ring()?;
+    /// assert_eq!(bell.drain(), 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As write(2), except that a full counter counts as rung.
@@ -52,6 +85,14 @@ impl Bell {
     }
 
     /// Forgets all rings until now; says how many there were.
+    ///
+    /// ```
+    /// let bell = pcieipc::device::Bell::new()?;
+    /// bell.ring()?;
+    /// bell.ring()?;
+    /// assert_eq!((bell.drain(), bell.drain()), (2, 0));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn drain(&self) -> u64 {
         let mut count = [0; 8];
         super::count::made_one();

@@ -16,12 +16,15 @@ use super::{
 use crate::{
     error::{Error, Rank, Result},
     link::{Links, RecordHeader, Shared, SharedMut, Want},
-    ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, max_record},
+    ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, full_fence, max_record},
     sys::{Bell, Life, failed, wait_readable, yield_now},
 };
 
 /// The longest sleep without looking again: what a lost doorbell costs at most.
 const SLICE: Duration = Duration::from_millis(25);
+
+/// Records below that are told of before anybody asks whether their reader sleeps.
+const SHORT: usize = 1 << 12;
 
 const FOR_A_RECORD: &str = "waiting for a record";
 const FOR_ROOM: &str = "waiting for room in a ring";
@@ -47,6 +50,8 @@ pub struct RankLinks<W: Wire> {
     bell: Bell,
     data_bytes: usize,
     patience: Patience,
+    /// Peers, a bit each, that got a short record and may sleep.
+    unrung: u32,
     counters: Counters,
     left: bool,
     /// Where any thread of any rank can end the calls of all.
@@ -66,9 +71,14 @@ impl Want {
 impl<W: Wire> RankLinks<W> {
     /// Links of `rank` over rings of `data_bytes` each. `peers` has one place a rank, empty at this rank's own; `bell` is what
     /// all of them ring.
-    pub fn new(rank: Rank, peers: Vec<Option<Peer<W>>>, wire: W, bell: Bell, data_bytes: usize) -> Self {
+    pub fn new(rank: Rank, mut peers: Vec<Option<Peer<W>>>, mut wire: W, bell: Bell, data_bytes: usize) -> Self {
+        for (peer, place) in peers.iter_mut().enumerate() {
+            if let Some(place) = place.as_mut().filter(|_| wire.staging(peer).is_some()) {
+                place.writer.keep_apart();
+            }
+        }
         let patience = Patience::new(peers.len());
-        Self { rank, peers, wire, bell, data_bytes, patience, counters: Counters::default(), left: false, watch: None }
+        Self { rank, peers, wire, bell, data_bytes, patience, unrung: 0, counters: Counters::default(), left: false, watch: None }
     }
 
     /// With the group's board, which every wait looks at.
@@ -126,6 +136,8 @@ impl<W: Wire> RankLinks<W> {
     }
 
     fn post(&mut self, notice: Notice, why: &str) {
+        // All are rung below.
+        self.unrung = 0;
         for rank in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[rank] else { continue };
             peer.writer.post(notice, why);
@@ -262,36 +274,45 @@ impl<W: Wire> RankLinks<W> {
         if self.is_ready(want)? {
             return Ok(());
         }
-        let begun = Instant::now();
-        if self.wait_until(&[want], deadline, false)? {
-            return Ok(());
-        }
+        let Some(waited) = self.wait_until(&[want], deadline, false)? else { return Ok(()) };
         let (peer, what) = want.of();
-        Err(Error::Timeout { rank: self.rank, peer, what, waited: begun.elapsed(), endpoint: None })
+        Err(Error::Timeout { rank: self.rank, peer, what, waited, endpoint: None })
     }
 
-    /// Looks, then sleeps, until one of them is ready; false when the deadline passed first. `early`: or until somebody rings.
-    fn wait_until(&mut self, wants: &[Want], deadline: Instant, early: bool) -> Result<bool> {
+    /// Looks, then sleeps, until one of them is ready (nothing), or the deadline has passed (how long that was; short looks do not count, so
+    /// that they need no clock). `early`: or until somebody rings.
+    fn wait_until(&mut self, wants: &[Want], deadline: Instant, early: bool) -> Result<Option<Duration>> {
         let what = wants.first().map_or(FOR_A_RECORD, |want| want.of().1);
+        // Where ranks share processors the other one is likely to sleep.
+        if self.patience.is_crowded() {
+            self.settle()?;
+        }
         let mut looks = 0;
         loop {
             match self.patience.after(looks) {
+                Pause::Look => {}
                 Pause::Spin => std::hint::spin_loop(),
                 Pause::Yield => yield_now(),
-                Pause::Sleep => return self.sleep(wants, what, deadline, early),
+                Pause::Sleep => {
+                    let begun = Instant::now();
+                    let ready = self.sleep(wants, what, deadline, early)?;
+                    return Ok((!ready).then(|| begun.elapsed()));
+                }
             }
             looks += 1;
             if looks % LOOKS_BETWEEN_CHECKS == 0 {
+                self.settle()?;
                 self.look_around(what)?;
             }
             if self.any_ready(wants)? {
                 self.patience.was_short();
-                return Ok(true);
+                return Ok(None);
             }
         }
     }
 
     fn sleep(&mut self, wants: &[Want], what: &'static str, deadline: Instant, early: bool) -> Result<bool> {
+        self.settle()?;
         self.patience.was_long();
         loop {
             self.look_around(what)?;
@@ -357,6 +378,38 @@ impl<W: Wire> RankLinks<W> {
         }
     }
 
+    /// Rings the reader of the ring to a peer.
+    fn ring(&mut self, to: Rank) -> Result<()> {
+        self.counters.doorbells += 1;
+        self.wire.ring_reader(to).inspect_err(|_| {
+            if let Some(Some(peer)) = self.peers.get_mut(to) {
+                peer.writer.unrung();
+            }
+        })
+    }
+
+    /// Rings those that got short records and sleep. A fence comes before.
+    fn ring_sleepers(&mut self) -> Result<()> {
+        let mut left = std::mem::take(&mut self.unrung);
+        while left != 0 {
+            let to = left.trailing_zeros() as Rank;
+            left &= left - 1;
+            if self.peers.get_mut(to).and_then(Option::as_mut).is_some_and(|peer| peer.writer.must_ring()) {
+                self.ring(to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, where this rank may wait or be away for long.
+    fn settle(&mut self) -> Result<()> {
+        if self.unrung == 0 {
+            return Ok(());
+        }
+        full_fence();
+        self.ring_sleepers()
+    }
+
     fn room(&mut self, to: Rank, len: usize) -> Result<Option<NonNull<u8>>> {
         let rank = self.rank;
         let writer = &mut self.peer(to)?.writer;
@@ -404,20 +457,30 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     }
 
     fn try_reserve(&mut self, to: Rank, len: usize) -> Result<Option<SharedMut<'_>>> {
+        let place = self.room(to, len)?;
+        if place.is_none() {
+            self.settle()?;
+        }
         // SAFETY: as in `reserve`.
-        Ok(self.room(to, len)?.map(|place| unsafe { SharedMut::new(place, len) }))
+        Ok(place.map(|place| unsafe { SharedMut::new(place, len) }))
     }
 
     fn commit(&mut self, to: Rank, header: RecordHeader, len: usize) -> Result<()> {
         let staged = self.wire.staging(to).is_some();
-        let Self { peers, wire, counters, .. } = self;
+        let Self { peers, wire, counters, unrung, .. } = self;
         let Some(Some(peer)) = peers.get_mut(to) else {
             return Err(Error::Argument(format!("there is no link to rank {to}")));
         };
         let Some(offset) = peer.writer.reserved_offset() else {
             return Err(Error::Argument(format!("nothing is reserved on the link to rank {to}")));
         };
-        let sleeps = if staged {
+        let sleeps = if len < SHORT && !staged {
+            // Whether the reader sleeps is asked before this rank waits, releases or is done.
+            if peer.writer.commit_only(header, len) {
+                *unrung |= 1 << to;
+            }
+            false
+        } else if staged {
             let Some(line) = peer.writer.header_line(header, len) else { return Ok(()) };
             wire.carry(to, offset, line, len)?;
             peer.writer.publish(len)
@@ -426,31 +489,23 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
         };
         counters.records += 1;
         counters.bytes += len as u64;
-        if sleeps {
-            counters.doorbells += 1;
-            if let Err(error) = wire.ring_reader(to) {
-                peer.writer.unrung();
-                return Err(error);
-            }
-        }
-        Ok(())
+        if sleeps { self.ring(to) } else { Ok(()) }
     }
 
     fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> {
         self.wait(Want::Record(from), deadline)?;
         let rank = self.rank;
-        match self.peer(from)?.reader.try_receive() {
-            Ok(Some(record)) => Ok(record),
-            // The record was there; only a peer that ends the ring now can take it away.
-            _ => Err(Error::Aborted { by: from, why: format!("the ring to rank {rank} ended"), endpoint: None }),
-        }
+        // It was just seen there.
+        let record = self.peer(from)?.reader.current();
+        record.ok_or_else(|| Error::Aborted { by: from, why: format!("the ring to rank {rank} ended"), endpoint: None })
     }
 
     fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> {
         if !self.is_ready(Want::Record(from))? {
+            self.settle()?;
             return Ok(None);
         }
-        Ok(self.peer(from)?.reader.try_receive().ok().flatten())
+        Ok(self.peer(from)?.reader.current())
     }
 
     fn release(&mut self, from: Rank) -> Result<()> {
@@ -462,7 +517,8 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
             }
             self.counters.doorbells += 1;
         }
-        Ok(())
+        // To give a record back makes a fence.
+        self.ring_sleepers()
     }
 
     fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> {
@@ -473,6 +529,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     }
 
     fn confirm(&mut self) -> Result<()> {
+        self.settle()?;
         self.look_around(AT_THE_END)
     }
 }

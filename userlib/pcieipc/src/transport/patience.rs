@@ -3,6 +3,8 @@
 
 /// Pauses of a processor that a rank has for itself, about 50 µs.
 const MOST_SPINS: u32 = 1000;
+/// Looks without a pause before them: a short message comes within them, and a pause would be a good part of its time.
+const KEEN: u32 = 64;
 /// Looks between two looks at peers and endpoints.
 pub const LOOKS_BETWEEN_CHECKS: u32 = 32;
 
@@ -18,6 +20,8 @@ pub struct Patience {
 /// What to do before the next look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pause {
+    /// Nothing: look again at once.
+    Look,
     /// A pause of the processor.
     Spin,
     /// Let another process run.
@@ -35,9 +39,16 @@ impl Patience {
         Self { most_spins, spins: most_spins, yields }
     }
 
+    /// Whether the ranks share processors.
+    pub fn is_crowded(&self) -> bool {
+        self.most_spins < MOST_SPINS
+    }
+
     /// What to do after so many looks in vain.
     pub fn after(&self, looks: u32) -> Pause {
-        if looks < self.spins {
+        if looks < self.spins.min(KEEN) && !self.is_crowded() {
+            Pause::Look
+        } else if looks < self.spins {
             Pause::Spin
         } else if looks < self.spins + self.yields {
             Pause::Yield

@@ -28,6 +28,11 @@ struct Stored {
 
 /// What a calibration is filed under: processors, memory nodes, the version of the library, and the tree's key for these endpoints
 /// ([`Topology::machine_key`]; ids, links, nodes).
+///
+/// ```
+/// use pcieipc::{topology::Live, tune};
+/// println!("{}", tune::key(&Live::default(), &[]));
+/// ```
 pub fn key(source: &dyn Source, endpoints: &[Address]) -> String {
     // Without endpoints the tree takes no part.
     let tree = if endpoints.is_empty() { "none".into() } else { Topology::read(source).machine_key(endpoints) };
@@ -52,11 +57,27 @@ fn filed_under(source: &dyn Source, tree: &str) -> String {
 }
 
 /// The calibration that is stored for a key; `None` when there is none, or the file is not one.
+///
+/// ```
+/// use pcieipc::{topology::Live, tune};
+/// assert_eq!(tune::stored("no machine's"), None);
+/// let here = tune::stored(&tune::key(&Live::default(), &[]));
+/// ```
 pub fn stored(key: &str) -> Option<Calibration> {
     stored_in(&directory().ok()?, key)
 }
 
 /// Stores a calibration for a key and gives the file. Whoever reads meanwhile finds the old one or the new one.
+///
+/// ```no_run
+/// # fn main() -> pcieipc::Result<()> {
+/// use pcieipc::{topology::Live, tune::{self, Calibration}};
+///
+/// let found = Calibration::measure(&std::env::temp_dir().join("my-measurement"))?;
+/// println!("stored in {}", tune::store(&tune::key(&Live::default(), &[]), &found)?.display());
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// `Argument` without a home directory; `System`.

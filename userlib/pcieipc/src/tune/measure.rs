@@ -32,6 +32,14 @@ impl Calibration {
     /// Measures this machine with two ranks over shared memory, in threads; a second or two where nothing else runs. `directory` is where they
     /// meet; it must not be there yet and is deleted again.
     ///
+    /// ```no_run
+    /// # fn main() -> pcieipc::Result<()> {
+    /// let found = pcieipc::tune::Calibration::measure(&std::env::temp_dir().join("my-measurement"))?;
+    /// println!("a step takes {} ns", found.step_ns);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As for [`Group::meet`] and [`Group::all_reduce`]; `System` when no thread can be started.
     pub fn measure(directory: &Path) -> Result<Self> {

@@ -58,6 +58,15 @@ pub struct Calibration {
 
 impl Calibration {
     /// Whether the numbers can be those of a machine.
+    ///
+    /// ```
+    /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
+    /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    /// assert!(calibration.is_plausible());
+    /// assert!(!Calibration { processors: 0, ..calibration }.is_plausible());
+    /// ```
     pub fn is_plausible(&self) -> bool {
         (1..=100_000_000).contains(&self.step_ns)
             && self.hop_ns <= 100_000_000
@@ -106,18 +115,45 @@ pub struct Tuner {
 
 impl Tuner {
     /// For ranks that are near each other as the tree says; it must cover `ranks`.
+    ///
+    /// ```
+    /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
+    /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    /// assert_eq!(tuner.choice(Collective::AllGather, 1 << 20, default), default, "there is one plan in rank order");
+    /// ```
     pub fn new(tree: Tree, ranks: usize, calibration: Calibration) -> Self {
         Self { tree, ranks, calibration, ways: None }
     }
 
     /// With records that engines of the endpoints carry: over the endpoints' links, in both directions. Without this, processors carry them
     /// through memory, and links do not matter.
+    ///
+    /// ```
+    /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
+    /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    /// use pcieipc::tune::Ways;
+    /// let slow = Ways { links: vec![500; 4], up: (0..4).map(|rank| vec![rank]).collect() };
+    /// let us = |tuner: &Tuner| tuner.explain(Collective::AllReduce, 1 << 20, default).candidates[0].1;
+    /// assert!(us(&tuner.clone().over(Some(slow))) > us(&tuner));
+    /// ```
     pub fn over(mut self, ways: Option<Ways>) -> Self {
         self.ways = ways.filter(|w| w.is_sound(self.ranks));
         self
     }
 
     /// The size that stands for all that choose alike: the next power of two, up to where larger ones behave alike.
+    ///
+    /// ```
+    /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
+    /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    /// assert_eq!((tuner.class(1), tuner.class(3000), tuner.class(4096)), (64, 4096, 4096));
+    /// ```
     pub fn class(&self, bytes: usize) -> usize {
         let most = (self.ranks.max(1) * WINDOWS * CHUNKS[CHUNKS.len() - 1]).next_power_of_two();
         if bytes >= most { most } else { bytes.next_power_of_two().max(64) }
@@ -125,11 +161,32 @@ impl Tuner {
 
     /// What a message of `bytes` takes: the default unless another is predicted to be clearly faster. Collectives with one plan in
     /// rank order keep it, and the default chunk.
+    ///
+    /// ```
+    /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
+    /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    /// let choice = tuner.choice(Collective::AllReduce, 64, default);
+    /// assert!(choice.algorithm.adds_in_rank_order());
+    /// ```
     pub fn choice(&self, collective: Collective, bytes: usize, default: Choice) -> Choice {
         self.explain(collective, bytes, default).choice
     }
 
     /// [`Self::choice`] with its reasons.
+    ///
+    /// ```
+    /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
+    /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
+    /// let explained = tuner.explain(Collective::AllReduce, 64 << 10, default);
+    /// for (choice, us) in &explained.candidates {
+    ///     println!("{choice:?}: {us} us");
+    /// }
+    /// assert_eq!(explained.candidates[0].0, explained.default);
+    /// ```
     pub fn explain(&self, collective: Collective, bytes: usize, default: Choice) -> Explanation {
         let class = self.class(bytes);
         let algorithms: &[Algorithm] = match collective {

@@ -25,6 +25,12 @@ pub struct Ways {
 
 impl Ways {
     /// Whether the numbers can be those of `ranks` ranks.
+    ///
+    /// ```
+    /// # use pcieipc::tune::Ways;
+    /// # let ways = Ways { links: vec![25_000, 6_000], up: vec![vec![0], vec![1]] };
+    /// assert!(ways.is_sound(2) && !ways.is_sound(3));
+    /// ```
     pub fn is_sound(&self, ranks: usize) -> bool {
         self.up.len() == ranks
             && self.links.len() <= MOST_LINKS
@@ -33,6 +39,12 @@ impl Ways {
     }
 
     /// The ways of some ranks: `members[i]` becomes rank `i`.
+    ///
+    /// ```
+    /// # use pcieipc::tune::Ways;
+    /// # let ways = Ways { links: vec![25_000, 6_000], up: vec![vec![0], vec![1]] };
+    /// assert_eq!(ways.among(&[1]).up, [vec![1]]);
+    /// ```
     pub fn among(&self, members: &[Rank]) -> Self {
         let up = members.iter().map(|m| self.up.get(*m).cloned().unwrap_or_default()).collect();
         Self { links: self.links.clone(), up }
@@ -42,6 +54,13 @@ impl Ways {
 impl Topology {
     /// The links above the endpoints of ranks, as they are now; rank `i` uses `endpoints[i]`. Links whose state is not known limit nothing.
     /// `None` when an endpoint is not there.
+    ///
+    /// ```
+    /// use pcieipc::topology::{Archive, Origin, Topology};
+    ///
+    /// let tree = Topology::read(&Archive::new(Origin::Snapshot));
+    /// assert!(tree.ways(&["0000:03:00.0".parse().unwrap()]).is_none(), "it is not there");
+    /// ```
     pub fn ways(&self, endpoints: &[Address]) -> Option<Ways> {
         // By the function at the lower end: the rate, and who passes it.
         let mut passed = BTreeMap::<usize, (u32, Vec<Rank>)>::new();

@@ -107,6 +107,17 @@ pub enum Flaw {
 
 /// Runs the plans of all ranks, in rank order, on symbols.
 ///
+/// ```
+/// # use pcieipc::plan::{self, Algorithm, Collective, Shape, Tree};
+/// # let plan = plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), 0, &Tree::flat(4)).unwrap();
+/// let mut plans: Vec<_> = (0..4)
+///     .map(|rank| plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(4, 1000, 64), rank, &Tree::flat(4)).unwrap())
+///     .collect();
+/// assert!(plan::check(&plans).is_ok());
+/// plans[2].phases[0].pop();
+/// assert!(plan::check(&plans).is_err(), "somebody waits for that record");
+/// ```
+///
 /// # Errors
 /// The first [`Flaw`] found.
 pub fn check(plans: &[Plan]) -> Result<Proof, Flaw> {
@@ -204,9 +215,11 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
             Source::Output(start) => start + step.len <= plan.output,
             Source::Scratch(number) => number < plan.scratch,
             Source::Link { from, .. } | Source::Signal(from) => peer(from),
-            Source::PeerInput { of, start } | Source::PeerOutput { of, start } => {
-                peer(of) && start + step.len <= plan.shape.count
+            Source::PeerInput { of, start } => {
+                let blocks = if plan.collective == Collective::ReduceScatter { plan.ranks() } else { 1 };
+                peer(of) && start + step.len <= blocks * plan.shape.count
             }
+            Source::PeerOutput { of, start } => peer(of) && start + step.len <= plan.shape.count,
         };
         if !fits {
             return bad(format!("{source:?} with {} elements is outside", step.len));
