@@ -243,6 +243,38 @@ impl Group {
         self.take_view(&text[..length], seen)
     }
 
+    /// Plans anew if rank 0 has seen the tree change since the present plans were made, and says whether it had. All ranks call it, at the same
+    /// point between collectives: each sees a change at a moment of its own, so what one rank's [`Group::tree_changed`] says must not
+    /// decide whether it calls [`Group::replan`]. Where nothing changed it costs a broadcast of one byte.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use pcieipc::{group::Group, reduce::Op};
+    /// # fn train(group: &mut Group, gradients: &mut [f32]) -> pcieipc::Result<()> {
+    /// let second = Duration::from_secs(1);
+    /// for step in 0..10_000 {
+    ///     if step % 100 == 0 {
+    ///         group.replan_if_changed(second)?;
+    ///     }
+    ///     group.all_reduce(gradients, Op::Sum, second)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Group::all_reduce`].
+    pub fn replan_if_changed(&mut self, timeout: Duration) -> Result<bool> {
+        let deadline = Instant::now() + timeout;
+        let mut changed = [u8::from(self.tree_changed())];
+        self.run(|calls| calls.broadcast(&mut changed, 0, deadline))?;
+        if changed == [0] {
+            return Ok(false);
+        }
+        self.replan(deadline.saturating_duration_since(Instant::now()))?;
+        Ok(true)
+    }
+
     /// At the meeting over the module: the ranks tell each other where their endpoints are, and plan for the tree that rank 0 sees.
     pub(super) fn learn_tree(&mut self, deadline: Instant) -> Result<()> {
         let Ground::Kmod(options, _) = &self.ground else { return Ok(()) };

@@ -115,6 +115,34 @@ fn a_link_that_loses_lanes_is_a_warning_and_changes_what_all_plan_for() {
 }
 
 #[test]
+fn ranks_plan_anew_together_although_each_sees_the_change_at_a_moment_of_its_own() {
+    let changing = Changing::new(host(16));
+    let gate = Barrier::new(4);
+    ranks(&FakeKernel::new(4), &changing, Mover::Engine, |mut group| {
+        assert!(!group.replan_if_changed(PATIENCE).unwrap());
+        let before = group.view.clone().unwrap();
+        gate.wait();
+        if group.rank() == 0 {
+            changing.change(host(4));
+        }
+        // Nobody waits for a change: the ranks work on, and all turn in the same round.
+        let begun = Instant::now();
+        let mut rounds = 0;
+        while !group.replan_if_changed(PATIENCE).unwrap() {
+            assert!(begun.elapsed() < PATIENCE, "rank 0 never saw it");
+            assert_eq!(group.view.as_ref(), Some(&before));
+            reduces(&mut group).unwrap();
+            rounds += 1;
+        }
+        assert_ne!(group.view.as_ref(), Some(&before));
+        reduces(&mut group).unwrap();
+        rounds
+    })
+    .windows(2)
+    .for_each(|pair| assert_eq!(pair[0], pair[1]));
+}
+
+#[test]
 fn survivors_keep_what_they_know_of_the_tree() {
     let kernel = FakeKernel::new(4);
     let gate = Barrier::new(4);
