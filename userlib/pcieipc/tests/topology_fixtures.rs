@@ -105,7 +105,7 @@ fn what_a_file_of_another_tool_can_not_show_is_told_finding_by_finding() {
         (
             "lspci of a user",
             &lspci,
-            &["bar-unassigned", "device-fallen-off", "function-missing", "function-new", "sriov-resources"],
+            &["bar-unassigned", "device-fallen-off", "function-missing", "function-new", "recovery-vetoed", "sriov-resources"],
         ),
     ] {
         let host = pcieipc::topology::import::from_text(text).unwrap();

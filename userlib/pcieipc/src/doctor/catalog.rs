@@ -44,6 +44,7 @@ pub const CATALOG: &[Entry] = &[
     Entry { id: "peers-across-host-bridges", summary: "peers hang from different host bridges" },
     Entry { id: "peers-across-sockets", summary: "peers are on different NUMA nodes" },
     Entry { id: "pid-namespace", summary: "a PID namespace of its own" },
+    Entry { id: "recovery-vetoed", summary: "a neighbour without a driver would veto recovery" },
     Entry { id: "relaxed-ordering", summary: "relaxed ordering where it is a hazard" },
     Entry { id: "shared-uplink", summary: "several cards share an uplink that can not feed them all" },
     Entry { id: "shm-small", summary: "/dev/shm is small" },

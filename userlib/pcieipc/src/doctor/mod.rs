@@ -14,6 +14,7 @@ mod links;
 mod memory_space;
 mod peers;
 mod presence;
+mod recovery;
 mod script;
 mod settings;
 mod unchecked;
@@ -32,6 +33,7 @@ pub fn examine(case: &Case<'_>) -> Report {
         changes::check,
         errors::check,
         presence::check,
+        recovery::check,
         peers::check,
         settings::check,
         memory_space::check,

@@ -80,6 +80,7 @@ fn another_tool(report: &mut Report, file: &str) {
     tell(report, IOMMU, &format!("{file} says nothing about the IOMMU"));
     tell(report, ADDRESS_SPACE, &format!("{file} holds no BARs"));
     tell(report, &["device-fallen-off"], &format!("{file} does not say whether a card answers"));
+    tell(report, &["recovery-vetoed"], &format!("{file} names no drivers"));
     tell(report, &["vm-hides-tree"], &format!("{file} does not say whether this is a virtual machine"));
     tell(report, HOST, &format!("{file} says nothing about the kernel log, limits, namespaces and modules"));
 }
