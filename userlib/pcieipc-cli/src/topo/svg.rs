@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tree as a picture for a report.
 
-use pcieipc::topology::{Kind, Topology};
+use pcieipc::topology::{Kind, LinkState, Topology};
 use svg::{
     Document,
     node::element::{Group, Line, Rectangle, Text, Title},
@@ -9,7 +9,7 @@ use svg::{
 
 use super::health::Health;
 
-const CARD: (f64, f64) = (146.0, 58.0);
+const CARD: (f64, f64) = (164.0, 58.0);
 const GAP: f64 = 12.0;
 const LEVEL: f64 = 104.0;
 const MARGIN: f64 = 24.0;
@@ -120,7 +120,7 @@ impl Picture<'_> {
                     .set("stroke-width", 1.5 + lanes.sqrt()),
             );
             let link = hop.map(|h| match (h.now, h.best) {
-                (Some(now), Some(best)) if now.below(best) => format!("{now} of {best}"),
+                (Some(now), Some(best)) if now.below(best) => reduced(now, best),
                 (Some(now), _) => now.to_string(),
                 _ => "link down or unknown".into(),
             });
@@ -161,6 +161,17 @@ impl Picture<'_> {
             group = group.add(words(centre, first + step * at as f64, &fitting(line, size, width - 8.0), size, "middle"));
         }
         self.boxes = std::mem::take(&mut self.boxes).add(group);
+    }
+}
+
+/// What a link does of what it could, in words that fit into a box.
+fn reduced(now: LinkState, best: LinkState) -> String {
+    if now.speed == best.speed {
+        format!("{now} of x{}", best.width)
+    } else if now.width == best.width {
+        format!("{} of {best}", now.speed)
+    } else {
+        format!("{now} of {best}")
     }
 }
 
@@ -248,6 +259,17 @@ fn words(x: f64, y: f64, text: &str, size: f64, anchor: &str) -> Text {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_reduced_link_fits_into_a_box() {
+        let states = || (1..=6).flat_map(|speed| [1, 2, 4, 8, 12, 16].map(|width| LinkState::from_fields(speed, width).unwrap()));
+        for best in states() {
+            for now in states().filter(|now| now.below(best)) {
+                let text = reduced(now, best);
+                assert!(width_of(&text, 9.5) <= CARD.0 - 8.0, "{text}");
+            }
+        }
+    }
 
     #[test]
     fn a_long_name_is_cut_to_its_box_and_a_short_one_is_whole() {
