@@ -151,7 +151,7 @@ def test_misuse_is_refused_with_words_and_the_group_goes_on():
             (lambda: dist.broadcast(torch.sparse_coo_tensor([[0]], [1.0], (2,)), 0), "sparse|SparseCPU"),
             (lambda: dist.all_reduce_coalesced([torch.ones(1), torch.ones(1, dtype=torch.int32)]), "type"),
             (lambda: dist.all_gather([torch.empty(2)] * 2, torch.ones(3)), "elements|shape|size"),
-            (lambda: dist.send(torch.ones(1), rank), "this rank|self|own rank"),
+            (lambda: dist.send(torch.ones(1), rank), "same as the rank|is this rank"),
             (lambda: dist.all_to_all_single(torch.empty(3), torch.empty(3)), "divid"),
             (lambda: dist.all_to_all_single(torch.empty(2), torch.empty(2), [1, 2], [1, 1]), "add up"),
             (lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.empty(5)), "elements|size"),
