@@ -5,6 +5,7 @@
 mod standard_streams;
 
 mod bench;
+mod binding;
 mod commands;
 mod demo;
 mod failure;
@@ -27,7 +28,7 @@ use clap::{Parser, Subcommand};
 
 /// Exchange and all-reduce gradients over PCIe, and keep going when the PCIe tree misbehaves.
 #[derive(Parser)]
-#[command(version, after_help = "Exit codes: 0 done; 1 the run failed; 2 bad use or bad input.")]
+#[command(name = "pcieipc", version, after_help = "Exit codes: 0 done; 1 the run failed; 2 bad use or bad input.")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -38,9 +39,12 @@ enum Command {
     Bench(commands::bench::Bench),
     #[command(hide = true)]
     BenchRank(commands::bench_rank::BenchRank),
+    Bind(commands::bind::Bind),
     Cuda(commands::cuda::Cuda),
     Demo(commands::demo::Demo),
     Doctor(commands::doctor::Doctor),
+    #[command(hide = true)]
+    Generate(commands::generate::Generate),
     Info(commands::info::Info),
     Plan(commands::plan::Plan),
     #[command(hide = true)]
@@ -53,6 +57,7 @@ enum Command {
     Topo(commands::topo::Topo),
     Trace(commands::trace::Trace),
     Tune(commands::tune::Tune),
+    Unbind(commands::bind::Unbind),
     Watch(commands::watch::Watch),
 }
 
@@ -62,9 +67,11 @@ fn main() -> ExitCode {
     let (json, outcome) = match Arguments::parse().command {
         Command::Bench(command) => (command.json, command.run().map(done)),
         Command::BenchRank(command) => (false, command.run().map(done)),
+        Command::Bind(command) => (command.json(), command.run().map(done)),
         Command::Cuda(command) => (command.json(), command.run()),
         Command::Demo(command) => (command.json, command.run().map(done)),
         Command::Doctor(command) => (command.json, command.run()),
+        Command::Generate(command) => (false, command.run().map(done)),
         Command::Info(command) => (command.json, command.run().map(done)),
         Command::Plan(command) => (command.json, command.run().map(done)),
         Command::Rank(command) => (false, command.run().map(done)),
@@ -75,6 +82,7 @@ fn main() -> ExitCode {
         Command::Topo(command) => (command.json, command.run()),
         Command::Trace(command) => (command.json, command.run().map(done)),
         Command::Tune(command) => (command.json, command.run().map(done)),
+        Command::Unbind(command) => (command.json(), command.run().map(done)),
         Command::Watch(command) => (command.json, command.run()),
     };
     failure::exit_code(outcome, json)

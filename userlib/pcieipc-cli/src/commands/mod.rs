@@ -3,9 +3,11 @@
 
 pub mod bench;
 pub mod bench_rank;
+pub mod bind;
 pub mod cuda;
 pub mod demo;
 pub mod doctor;
+pub mod generate;
 pub mod info;
 pub mod plan;
 pub mod rank;
