@@ -49,6 +49,22 @@ vm-env-debug: ## add the kernel with every check to the environment (10 minutes,
 test-debug: vm-env-debug ## run the tests in virtual machines on the kernel with every check
 	@scripts/test-debug
 
+.PHONY: build
+build: ## build the command, the C library, manual pages and completions with this machine's cargo, in target/release
+	@scripts/build-release
+
+.PHONY: install
+install: ## install what was built, and the module's sources for DKMS; DESTDIR, PREFIX and others as in scripts/install
+	@scripts/install
+
+.PHONY: uninstall
+uninstall: ## take away what install put there
+	@scripts/install --uninstall
+
+.PHONY: dist
+dist: ## pack the sources in target/dist, the same bytes each time, with a list of what they contain
+	@scripts/dist
+
 .PHONY: clean
 clean: ## delete what was built; the environment in the cache stays
 	rm -rf target tests/target userlib/target

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Builds the wheel: the Python files, and with them libpcieipc.so, its header and the command, made by cargo from this checkout.
 
-PCIEIPC_PREBUILT=DIR takes libpcieipc.so.0, pcieipc.h and the command from DIR instead of building them.
+PCIEIPC_PREBUILT=DIR takes libpcieipc.so.1, pcieipc.h and the command from DIR instead of building them.
 """
 
 import os
@@ -52,7 +52,7 @@ class BuildPy(build_py):
         scratch.mkdir(parents=True, exist_ok=True)
         into.mkdir(parents=True, exist_ok=True)
         built = programs(scratch)
-        for name in ("libpcieipc.so.0", "pcieipc.h", "pcieipc"):
+        for name in ("libpcieipc.so.1", "pcieipc.h", "pcieipc"):
             shutil.copy2(built / name, into / name)
 
 

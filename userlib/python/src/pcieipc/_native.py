@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sysconfig
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -32,6 +33,7 @@ TRANSPORTS = {"shm": 0, "kmod": 1}
 ALGORITHMS = {"one-shot": 1, "two-shot": 2, "star": 3, "ring": 4, "recursive-doubling": 5, "hierarchical": 6}
 
 BIN = Path(__file__).parent / "bin"
+SONAME = "libpcieipc.so.1"
 
 
 class Options(ctypes.Structure):
@@ -65,9 +67,14 @@ class ErrorDetail(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """Where the shared library is: the one that PCIEIPC_LIBRARY names, or the package's own."""
+    """Where the shared library is: the one that PCIEIPC_LIBRARY names, the package's own, or the system's (a distribution's package has none)."""
     given = os.environ.get("PCIEIPC_LIBRARY")
-    return Path(given) if given else BIN / "libpcieipc.so.0"
+    if given:
+        return Path(given)
+    if (BIN / SONAME).exists():
+        return BIN / SONAME
+    places = [Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or ""), Path("/usr/local/lib"), Path("/usr/lib64"), Path("/usr/lib")]
+    return next((place / SONAME for place in places if (place / SONAME).exists()), BIN / SONAME)
 
 
 def _load() -> ctypes.CDLL:

@@ -34,10 +34,12 @@ def cache() -> Path:
 
 
 def _include(library: Path) -> Path:
-    header = library.parent / "pcieipc.h"
-    if not header.exists():
-        raise NotBuilt(f"pcieipc.torch: {header} is missing beside the library: install the wheel again")
-    return library.parent
+    # Beside the library in the wheel; a distribution keeps headers apart.
+    places = [library.parent, Path("/usr/local/include"), Path("/usr/include")]
+    for place in places:
+        if (place / "pcieipc.h").exists():
+            return place
+    raise NotBuilt(f"pcieipc.torch: pcieipc.h is missing beside {library}: install the wheel again, or the package libpcieipc-dev")
 
 
 def _whole(file: Path) -> None:
