@@ -95,7 +95,14 @@ impl Tune {
             tuner.explain(self.collective, class, options.usual(self.collective, class))
         };
         let rows: Vec<(usize, Explanation)> = sizes.map(|size| (size, explain(size))).collect();
-        let verdict = if self.validate { Some(Verdict::of(self.collective, ranks, &rows)?) } else { None };
+        let verdict = match self.validate {
+            false => None,
+            // Larger sizes take what was predicted for the largest class; their own times are not predicted.
+            true => {
+                let own: Vec<_> = rows.iter().filter(|(size, _)| tuner.class(*size) == *size).cloned().collect();
+                Some(Verdict::of(self.collective, ranks, &own)?)
+            }
+        };
         if self.json {
             let mut report = self.report(&tree, ways.as_ref(), &key, calibration, before.is_some(), &rows);
             report["validation"] = verdict.as_ref().map_or(serde_json::Value::Null, Verdict::json);
