@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 import traceback
@@ -42,7 +43,7 @@ def run(ranks: int, body: Callable[..., Any], *arguments: Any) -> list[Any]:
                 if not end.poll(max(deadline - time.monotonic(), 0.01)):
                     failures.append(f"rank {rank} did not end within {BOUND:.0f} s")
                     break
-                fine, value = end.recv()
+                fine, value = pickle.loads(end.recv_bytes())
                 results[rank] = value
                 if not fine:
                     failures.append(f"rank {rank}:\n{value}")
@@ -75,5 +76,6 @@ def _child(end: Any, rank: int, body: Callable[..., Any], arguments: tuple) -> N
         answer = (True, body(rank, *arguments))
     except BaseException:
         answer = (False, traceback.format_exc())
-    end.send(answer)
+    # By value: torch's own pickling of tensors leaves them with this process, which ends.
+    end.send_bytes(pickle.dumps(answer))
     end.close()

@@ -55,7 +55,7 @@ def test_communication_hooks_run_over_it():
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         wrapped = DistributedDataParallel(layers())
-        wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         train(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1), rank)
         again = DistributedDataParallel(layers())
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
