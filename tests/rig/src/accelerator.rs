@@ -37,6 +37,15 @@ impl Accelerator {
         }
     }
 
+    /// What the guest's kernel is told about it: words of its command line, each after a space.
+    #[must_use]
+    pub fn command_line(self) -> String {
+        match self {
+            Accelerator::Kvm => String::new(),
+            Accelerator::Tcg => crate::clock::kilohertz().map_or_else(String::new, |rate| format!(" tsc_early_khz={rate}")),
+        }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {

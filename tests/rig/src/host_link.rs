@@ -36,6 +36,15 @@ enum Request {
     Done { done: i32 },
 }
 
+/// What is left when the guest's side has closed.
+#[derive(Debug)]
+pub struct Ended {
+    /// The command's exit code, if the guest came to tell it.
+    pub code: Option<i32>,
+    /// The endpoints' server.
+    pub endpoints: Option<Endpoints>,
+}
+
 /// The host's side of the link.
 #[derive(Debug)]
 pub struct HostLink {
@@ -48,8 +57,13 @@ pub struct HostLink {
 }
 
 impl HostLink {
-    /// Serves until the guest's side closes; gives the command's exit code, if the guest came to tell it.
-    pub fn serve(mut self, stream: UnixStream) -> Option<i32> {
+    /// Serves until the guest's side closes.
+    pub fn serve(mut self, stream: UnixStream) -> Ended {
+        let code = self.serve_all(stream);
+        Ended { code, endpoints: self.endpoints }
+    }
+
+    fn serve_all(&mut self, stream: UnixStream) -> Option<i32> {
         let mut code = None;
         let mut lines = BufReader::new(stream);
         loop {

@@ -42,6 +42,12 @@ impl Kernel {
         }
         Ok(kernel)
     }
+
+    /// A module that only tests need, built for this kernel.
+    #[must_use]
+    pub fn test_module(&self, name: &str) -> PathBuf {
+        self.module.with_file_name(format!("{name}.ko"))
+    }
 }
 
 /// The folder in which the environment is kept.

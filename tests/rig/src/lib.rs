@@ -6,6 +6,8 @@
 //! never says. While it runs, the guest may ask the host for things over [`host_link`]: hot-plug, faults of an endpoint, files kept.
 
 pub mod accelerator;
+pub mod after;
+pub mod clock;
 pub mod control;
 pub mod error;
 pub mod guest;

@@ -73,7 +73,7 @@ impl Machine {
     #[must_use]
     pub fn command_line(&self) -> String {
         // On a busy host the translated guest's timer is late, and the kernel would give up on it.
-        let mut line = String::from("console=ttyS0 panic=-1 loglevel=5 log_buf_len=4M no_timer_check");
+        let mut line = String::from("console=ttyS0 panic=-1 loglevel=5 log_buf_len=4M printk.time=1 no_timer_check");
         if self.iommu {
             line.push_str(" intel_iommu=on");
         }

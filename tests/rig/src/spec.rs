@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::after::After;
 use crate::error::at;
 use crate::machine::Machine;
 use crate::{Error, Result};
@@ -28,6 +29,9 @@ pub struct Spec {
     /// Regular expressions of kernel messages that this test provokes and that must not fail it.
     #[serde(default)]
     pub allow: Vec<String>,
+    /// What must be so when the machine is off.
+    #[serde(default)]
+    pub after: After,
 }
 
 /// What is in the guest and what it runs.
@@ -44,6 +48,8 @@ pub struct Guest {
     pub parameters: String,
     /// Modules of the stock kernel to load first, with what they depend on.
     pub stock_modules: Vec<String>,
+    /// Modules of `tests/` by name; they land in `/modules` and are not loaded.
+    pub test_modules: Vec<String>,
     /// Programs that cargo built, by name; they land in `/bin`.
     pub programs: Vec<String>,
     /// C programs, by source path relative to the checkout; linked statically, built with `uapi/` as the only added include folder.
@@ -66,6 +72,7 @@ impl Default for Guest {
             module: true,
             parameters: String::new(),
             stock_modules: Vec::new(),
+            test_modules: Vec::new(),
             programs: Vec::new(),
             c_programs: Vec::new(),
             c_programs_32: Vec::new(),

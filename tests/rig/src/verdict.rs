@@ -46,6 +46,8 @@ pub struct Verdict {
     pub timed_out: bool,
     /// Lines of the kernel's log that a healthy kernel never says.
     pub alarms: Vec<String>,
+    /// What was not as it must be when the machine was off.
+    pub after: Vec<String>,
     /// How long the machine ran.
     pub took: Duration,
     /// Where its logs are.
@@ -57,6 +59,7 @@ impl Verdict {
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let mut complaints = self.results.defects.clone();
+        complaints.extend(self.after.iter().cloned());
         match self.code {
             _ if self.timed_out => complaints.push(format!("stopped after {} s: it took too long", self.took.as_secs())),
             None => complaints.push("the machine ended before its command did".into()),
@@ -102,6 +105,7 @@ mod tests {
             code,
             timed_out: false,
             alarms: alarms.iter().map(|&line| line.to_owned()).collect(),
+            after: Vec::new(),
             took: Duration::ZERO,
             folder: PathBuf::new(),
         }

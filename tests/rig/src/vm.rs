@@ -86,7 +86,7 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
         .arg("-initrd")
         .arg(&archive)
         .arg("-append")
-        .arg(spec.machine.command_line());
+        .arg(spec.machine.command_line() + &place.accelerator.command_line());
     let console = Socket::listen(&mut qemu, sockets, "console")?;
     qemu.args(["-serial", "chardev:console"]);
     let monitor = Socket::listen(&mut qemu, sockets, "monitor")?;
@@ -119,7 +119,9 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
     let ended = qemu.wait_until(started + limit)?;
     drop(qemu);
     let took = started.elapsed();
-    let code = link.join().ok().flatten();
+    let (code, mut endpoints) = link.join().map_or((None, None), |ended| (ended.code, ended.endpoints));
+    let after = spec.after.complaints(endpoints.as_mut())?;
+    drop(endpoints);
     let output = joined(results_port);
     let log = format!("{}\n{}", joined(console), joined(kernel_port));
     let mut alarms = kernel_log::alarms(&log, &spec.allow)?;
@@ -130,6 +132,7 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
         code,
         timed_out: ended.is_none(),
         alarms,
+        after,
         took,
         folder,
     })
@@ -219,6 +222,13 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
             return Err(Error::Missing { path: module.clone(), remedy: "run 'make module'" });
         }
         files.file(module, Path::new("/modules/pcieipc.ko"))?;
+    }
+    for name in &guest.test_modules {
+        let module = place.kernel.test_module(name);
+        if !module.exists() {
+            return Err(Error::Missing { path: module, remedy: "run 'make module'" });
+        }
+        files.file(&module, &Path::new("/modules").join(format!("{name}.ko")))?;
     }
     for name in guest.programs.iter().map(String::as_str).chain(["host"]) {
         let program = place.programs.join(name);

@@ -172,6 +172,11 @@ impl ConfigSpace {
         u32::from(self.get16(at)) | u32::from(self.get16(at + 2)) << 16
     }
 
+    /// Answers at the addresses of `other`. QEMU keeps the BARs of a function itself, also over a reset, so that nobody writes them again.
+    pub fn keep_bars(&mut self, other: &Self) {
+        self.value[BAR0..BAR4 + 8].copy_from_slice(&other.value[BAR0..BAR4 + 8]);
+    }
+
     /// What Link Status shows.
     pub fn set_link(&mut self, speed: u8, width: u8) {
         self.put16(LINK_STATUS, u16::from(speed) | u16::from(width) << 4 | 1 << 12);

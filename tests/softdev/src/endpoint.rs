@@ -71,8 +71,21 @@ struct State {
     life: u32,
     powered: bool,
     silent: bool,
+    /// Its function was reset, and nobody has switched its BARs on again.
+    in_reset: bool,
+    /// Accesses to BARs in that time.
+    touched_in_reset: u64,
+    /// Whether it mastered the bus when the last machine left it.
+    left_mastering: Option<bool>,
     /// What the counters were when this life began.
     before: Counters,
+}
+
+impl State {
+    /// Somebody reads or writes a BAR.
+    fn touch(&mut self) {
+        self.touched_in_reset += u64::from(self.in_reset);
+    }
 }
 
 /// How an endpoint fares, for the control socket.
@@ -105,6 +118,12 @@ pub struct Report {
     pub mapped_bytes: u64,
     /// Reads and writes of registers that reached the server.
     pub accesses: u64,
+    /// Accesses to BARs after a function reset and before they were switched on again, when it is to be left alone.
+    pub touched_in_reset: u64,
+    /// It may master the bus.
+    pub mastering: bool,
+    /// It could when the last machine left it.
+    pub left_mastering: Option<bool>,
     /// Stores of a haunting endpoint that landed.
     pub haunted: u64,
     /// Stores of a haunting endpoint that found no memory.
@@ -165,6 +184,9 @@ pub fn endpoints(count: usize, options: Options) -> io::Result<Vec<Arc<Endpoint>
                     life: 0,
                     powered: false,
                     silent: false,
+                    in_reset: false,
+                    touched_in_reset: 0,
+                    left_mastering: None,
                     before: Counters::default(),
                 }),
                 bus: RwLock::default(),
@@ -247,7 +269,8 @@ impl Endpoint {
         self.engine.reset();
         self.bus().rings = Default::default();
         let link = state.config.link();
-        state.config = ConfigSpace::new(self.serial);
+        let old = std::mem::replace(&mut state.config, ConfigSpace::new(self.serial));
+        state.config.keep_bars(&old);
         state.config.set_link(link.0, link.1);
         state.registers = Registers::default();
         state.msix_table.fill(0);
@@ -274,7 +297,15 @@ impl Endpoint {
         let mut state = self.lock();
         if state.powered {
             self.begin_life(&mut state);
+            state.in_reset = true;
         }
+    }
+
+    /// The machine that it is in ends.
+    pub fn leave(&self) {
+        let mut state = self.lock();
+        state.left_mastering = Some(state.powered && state.config.decode().master);
+        state.in_reset = false;
     }
 
     /// Off the bus, until [`Endpoint::power_cycle`].
@@ -355,6 +386,9 @@ impl Endpoint {
             bar2: decode.bar2.unwrap_or(0),
             mapped_bytes: bus.mapped().1,
             accesses: self.accesses.load(Ordering::Relaxed),
+            touched_in_reset: state.touched_in_reset,
+            mastering: decode.master,
+            left_mastering: state.left_mastering,
             haunted: self.haunting.counts().0,
             exorcised: self.haunting.counts().1,
         }
@@ -400,15 +434,18 @@ impl Endpoint {
         }
         if state.config.write(offset, from) {
             self.begin_life(&mut state);
+            state.in_reset = true;
         } else {
             self.apply(&state);
+            state.in_reset &= !state.config.decode().memory;
         }
     }
 
     /// Read of BAR 0, 2 or 4. A BAR that does not answer gives all-ones.
     pub fn bar_read(&self, bar: u32, offset: u64, into: &mut [u8]) {
         self.accesses.fetch_add(1, Ordering::Relaxed);
-        let state = self.lock();
+        let mut state = self.lock();
+        state.touch();
         if !state.powered || !state.config.decode().memory {
             return into.fill(0xff);
         }
@@ -432,6 +469,7 @@ impl Endpoint {
     pub fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) {
         self.accesses.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
+        state.touch();
         if !state.powered || !state.config.decode().memory {
             return;
         }
@@ -568,6 +606,23 @@ mod tests {
             drop(chunk);
             taking.join().unwrap();
         });
+    }
+
+    #[test]
+    fn accesses_between_a_reset_and_the_return_of_its_bars_are_counted_and_others_are_not() {
+        let endpoint = endpoints(1, Options { serial_base: 1, arbitrary_dma: false }).unwrap().remove(0);
+        let read = || endpoint.bar_read(0, reg::MAGIC, &mut [0; 4]);
+        endpoint.config_write(4, &6u16.to_le_bytes());
+        read();
+        assert_eq!(endpoint.report().touched_in_reset, 0);
+        endpoint.function_reset();
+        read();
+        endpoint.config_read(0, &mut [0; 4]);
+        endpoint.bar_write(0, reg::DOORBELL_PAGE, &1u32.to_le_bytes());
+        assert_eq!(endpoint.report().touched_in_reset, 2);
+        endpoint.config_write(4, &6u16.to_le_bytes());
+        read();
+        assert_eq!(endpoint.report().touched_in_reset, 2);
     }
 
     #[test]

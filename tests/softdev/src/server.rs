@@ -41,6 +41,7 @@ impl Listener {
                 // An error that stays must not turn into a busy loop.
                 thread::sleep(Duration::from_millis(100));
             }
+            self.endpoint.leave();
             self.endpoint.unmap_all();
             for vector in 0..VECTORS {
                 self.endpoint.interrupts().set_vector(vector, None);
