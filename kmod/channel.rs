@@ -21,6 +21,9 @@ use kernel::{
     },
 };
 
+/// Most imports of one channel: with its own endpoint's there are eight mappings of its pages, which is what the DMA API's debugging can count.
+const IMPORTS: usize = 7;
+
 /// Endpoints of others for whose engines the data area is mapped.
 struct Importers {
     open: bool,
@@ -165,6 +168,13 @@ impl Channel {
         data + self.tail.bytes() + self.head.bytes()
     }
 
+    /// Drivers that import its data area, where that is device memory, may map it or have let go of it when this returns.
+    pub(crate) fn tell_importers(&self) {
+        if let Data::Device(window) = &self.data {
+            window.tell_importers();
+        }
+    }
+
     /// Whether the data area is in the endpoint's own memory.
     pub(crate) fn is_device_memory(&self) -> bool {
         matches!(self.data, Data::Device(_))
@@ -267,7 +277,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::map`]; `ENODEV` when the channel is closed; `EOPNOTSUPP` for device memory that the engine does not reach directly.
+    /// As [`Endpoint::map`]; `ENODEV` when the channel is closed; `EOPNOTSUPP` for device memory that the engine does not reach directly; `ENOSPC` when it
+    /// has been imported too often.
     pub(crate) fn import(&self, endpoint: &Arc<Endpoint>, generation: u64, id: u32) -> Result<u64> {
         let source = match &self.data {
             Data::Device(window) if !Arc::ptr_eq(endpoint, &self.endpoint) => {
@@ -282,6 +293,10 @@ impl Channel {
         let mut importers = self.importers.lock();
         if !importers.open {
             return Err(ENODEV);
+        }
+        if importers.list.len() >= IMPORTS {
+            limits::say(|| pr_info!("refused an import: the channel has {IMPORTS} already\n"));
+            return Err(ENOSPC);
         }
         importers.list.reserve(1, GFP_KERNEL)?;
         let tag = crate::hardware::FOREIGN | (id & 0x7fff) << 16;

@@ -8,6 +8,7 @@
 
 use crate::{
     channel::Channel,
+    dmabuf::Provider,
     engine::Finished,
     events::{Event, Queue},
     hardware::Hardware,
@@ -100,6 +101,8 @@ pub(crate) struct Endpoint {
     pub(crate) memory_start: u64,
     /// What is added to an address of the processor to give the bus address, for peers.
     pub(crate) bus_offset: u64,
+    /// By what other drivers reach its memory.
+    pub(crate) provider: Provider,
     /// Bus-side start of the doorbell BAR as the processor sees it, for mapped doorbells.
     pub(crate) doorbell_start: u64,
     /// State and generation.
@@ -168,6 +171,11 @@ impl Endpoint {
         let memory_start = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_start(bar))?;
         // SAFETY: The device is being probed; what this sets up ends with the binding.
         let bus_offset = unsafe { crate::inline::peer_offset(raw, profile.doorbell.bar) }?;
+        let provider = match profile.memory_bar {
+            // SAFETY: As above, and peer traffic was just set up.
+            Some(bar) => unsafe { crate::inline::peer_provider(raw, bar) },
+            None => Provider::new(core::ptr::null_mut()),
+        };
         let doorbell_start = pdev.resource_start(profile.doorbell.bar)?;
         let link = Link::new(raw);
         let status = Status::new(state::LIVE, registry::next_generation())?;
@@ -186,6 +194,7 @@ impl Endpoint {
                 memory_bytes,
                 memory_start,
                 bus_offset,
+                provider,
                 doorbell_start,
                 status,
                 vectors: list,
@@ -250,6 +259,10 @@ impl Endpoint {
             queue.wake();
         }
         self.finished.complete();
+        // Last, because nobody of ours waits for other drivers; they let go soon.
+        for channel in hardware.channels() {
+            channel.tell_importers();
+        }
     }
 
     /// Whether the device may be touched and is there. One that is LIVE and does not answer is lost, though nobody unbound it.

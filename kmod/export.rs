@@ -45,6 +45,11 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
+    /// A file that nobody else knows, with its number.
+    pub(crate) fn new(reservation: FileDescriptorReservation, file: ARef<File>) -> Self {
+        Self { reservation, file }
+    }
+
     /// Its number.
     pub(crate) fn number(&self) -> i32 {
         self.reservation.reserved_fd() as i32

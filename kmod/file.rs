@@ -5,7 +5,7 @@
 use crate::{
     admin,
     call::{self, must_be_zero, Call},
-    distance, endpoint_node, mapping_inode, registry,
+    distance, endpoint_node, export, mapping_inode, registry,
     session::{self, Session},
     uapi,
 };
@@ -154,7 +154,8 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
             must_be_zero(&[u64::from(channel.flags | channel.__reserved)])?;
             session.destroy(channel.channel)
         }),
-        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_EXPORT => export(session, arg),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_EXPORT => descriptor(arg, |id| session.export(id)),
+        uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_DMABUF => descriptor(arg, |id| session.share(id)),
         uapi::pcieipc_call_PCIEIPC_CALL_CHANNEL_IMPORT => call::run_or_undo(
             arg,
             |import: &mut uapi::pcieipc_channel_fd| {
@@ -238,10 +239,10 @@ fn attach(session: &Session, arg: usize) -> Result {
 }
 
 /// The descriptor becomes visible only after the caller was told its number.
-fn export(session: &Session, arg: usize) -> Result {
+fn descriptor(arg: usize, make: impl FnOnce(u32) -> Result<export::Descriptor>) -> Result {
     let mut call = Call::<uapi::pcieipc_channel_fd>::read(arg)?;
     must_be_zero(&[u64::from(call.record.flags)])?;
-    let descriptor = session.export(call.record.channel)?;
+    let descriptor = make(call.record.channel)?;
     call.record.fd = descriptor.number();
     call.write()?;
     descriptor.install();

@@ -96,6 +96,13 @@ int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset)
 	return 0;
 }
 
+/* What lets others map a BAR, after the above; NULL where there is no peer traffic. */
+void *pcieipc_inline_peer_provider(struct pci_dev *pdev, int bar);
+void *pcieipc_inline_peer_provider(struct pci_dev *pdev, int bar)
+{
+	return rcu_access_pointer(pdev->p2pdma) ? pcim_p2pdma_provider(pdev, bar) : NULL;
+}
+
 void pcieipc_inline_wmb(void);
 void pcieipc_inline_wmb(void)
 {

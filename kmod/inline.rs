@@ -3,6 +3,7 @@
 //! Functions of the kernel that its Rust bindings do not carry: inline ones through `inline.c`, and exported ones whose
 //! headers bindgen does not read.
 
+use crate::dmabuf::Provider;
 use core::ffi::c_void;
 use kernel::{
     bindings,
@@ -25,6 +26,7 @@ unsafe extern "C" {
     fn pcieipc_inline_free_memtype_wc(start: u64, size: u64);
     fn pcieipc_inline_p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32;
     fn pcieipc_inline_peer_offset(pdev: *mut bindings::pci_dev, bar: i32, offset: *mut u64) -> i32;
+    fn pcieipc_inline_peer_provider(pdev: *mut bindings::pci_dev, bar: i32) -> *mut c_void;
     fn pcieipc_inline_wmb();
     fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
     fn pcieipc_inline_memlock_limit() -> usize;
@@ -168,6 +170,16 @@ pub(crate) unsafe fn peer_offset(pdev: *mut bindings::pci_dev, bar: u32) -> Resu
     // SAFETY: By the requirements of this function; what this sets up ends with the binding.
     to_result(unsafe { pcieipc_inline_peer_offset(pdev, bar as i32, &mut offset) })?;
     Ok(offset)
+}
+
+/// What lets other drivers map a BAR.
+///
+/// # Safety
+///
+/// `pdev` is being probed, and [`peer_offset`] has succeeded.
+pub(crate) unsafe fn peer_provider(pdev: *mut bindings::pci_dev, bar: u32) -> Provider {
+    // SAFETY: By the requirements of this function; it ends with the binding.
+    Provider::new(unsafe { pcieipc_inline_peer_provider(pdev, bar as i32) })
 }
 
 /// Makes this processor's stores so far, write-combined ones too, reach the bus before its later ones.

@@ -17,7 +17,8 @@
 //! 5. [`endpoint::Endpoint`]'s hardware
 //! 6. the registry ([`registry`])
 //! 7. [`monitor::Monitor`]'s armed flag, [`endpoint::Endpoint`]'s bell gate, which faults take
-//! 8. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
+//! 8. a [`window::Window`]'s dma-buf, and below it the buffer's reservation, under which other drivers' callbacks run
+//! 9. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
 
 mod accounting;
 mod admin;
@@ -26,6 +27,7 @@ mod bucket;
 mod call;
 mod channel;
 mod distance;
+mod dmabuf;
 mod driver;
 mod endpoint;
 mod endpoint_node;
@@ -107,7 +109,8 @@ pub(crate) fn capabilities() -> u64 {
         | uapi::PCIEIPC_CAP_ERROR_RECOVERY
         | uapi::PCIEIPC_CAP_ADMIN
         | uapi::PCIEIPC_CAP_PROFILES
-        | uapi::PCIEIPC_CAP_DEVICE_MEMORY;
+        | uapi::PCIEIPC_CAP_DEVICE_MEMORY
+        | uapi::PCIEIPC_CAP_DMABUF;
     if limits::doorbell_map() {
         capabilities |= uapi::PCIEIPC_CAP_DOORBELL_MAP;
     }

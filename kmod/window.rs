@@ -6,6 +6,7 @@
 //! a page that nobody reads, and the status page, which is in host memory, tells. Stores are write-combining.
 
 use crate::{
+    dmabuf::DmaBuf,
     endpoint::Endpoint,
     inline, mapping_inode,
     memory::Pages,
@@ -14,11 +15,12 @@ use crate::{
 use kernel::{
     bindings,
     mm::virt::{flags, VmaNew},
+    new_mutex,
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Release},
-        Arc,
+        Arc, Mutex,
     },
 };
 
@@ -26,8 +28,10 @@ use kernel::{
 const ENDPOINT_SHIFT: u32 = 40;
 
 /// A range of an endpoint's memory; gives it back when dropped.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Window {
-    endpoint: Arc<Endpoint>,
+    /// Whose memory it is.
+    pub(crate) endpoint: Arc<Endpoint>,
     /// Bytes into the memory BAR.
     pub(crate) start: u64,
     /// Bytes.
@@ -36,6 +40,9 @@ pub(crate) struct Window {
     generation: Atomic<u64>,
     /// What takes its place otherwise.
     dummy: Arc<Pages>,
+    /// By which other drivers reach it.
+    #[pin]
+    pub(crate) dmabuf: Mutex<Option<DmaBuf>>,
 }
 
 impl Window {
@@ -47,8 +54,15 @@ impl Window {
     pub(crate) fn new(endpoint: &Arc<Endpoint>, generation: u64, bytes: u64) -> Result<Arc<Self>> {
         let dummy = Pages::charged(1, -1)?;
         let start = endpoint.take_memory(bytes)?;
-        let window = Self { endpoint: endpoint.clone(), start, bytes, generation: Atomic::new(generation), dummy };
-        Ok(Arc::new(window, GFP_KERNEL)?)
+        let window = pin_init!(Self {
+            endpoint: endpoint.clone(),
+            start,
+            bytes,
+            generation: Atomic::new(generation),
+            dummy,
+            dmabuf <- new_mutex!(None, "pcieipc_dmabuf"),
+        });
+        Arc::pin_init(window, GFP_KERNEL).inspect_err(|_| endpoint.give_memory(start))
     }
 
     /// Where it is mapped.
@@ -62,6 +76,19 @@ impl Window {
         // A fault that saw the old generation has inserted its page before the gate opens here, so the zap finds it.
         drop(self.endpoint.bell_gate.lock());
         mapping_inode::zap(self.offset(), self.bytes);
+        self.tell_importers();
+    }
+
+    /// Whether its generation is the endpoint's, which lives.
+    pub(crate) fn may_be_reached(&self) -> bool {
+        self.endpoint.status.check(self.generation.load(Acquire)).is_ok()
+    }
+
+    /// Other drivers may map it, or have let go of it when this returns.
+    pub(crate) fn tell_importers(&self) {
+        if let Some(buffer) = &*self.dmabuf.lock() {
+            buffer.allow(self.may_be_reached());
+        }
     }
 
     /// Its address for another endpoint's engine.
@@ -107,7 +134,7 @@ impl Window {
         if offset >= self.bytes {
             return None;
         }
-        if self.endpoint.status.check(self.generation.load(Acquire)).is_ok() {
+        if self.may_be_reached() {
             return Some(((self.endpoint.memory_start + self.start + offset) >> PAGE_SHIFT) as usize);
         }
         let dummy = self.dummy.page(0)?;
@@ -116,8 +143,9 @@ impl Window {
     }
 }
 
-impl Drop for Window {
-    fn drop(&mut self) {
+#[pinned_drop]
+impl PinnedDrop for Window {
+    fn drop(self: Pin<&mut Self>) {
         self.endpoint.give_memory(self.start);
     }
 }

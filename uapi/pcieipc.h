@@ -45,6 +45,7 @@
  *   CHANNEL_EXPORT   ENOTCONN ESTALE EIO ENODEV ENOENT EBUSY EMFILE ENOMEM
  *   CHANNEL_IMPORT   ENOTCONN ESTALE EIO ENODEV EBADF EOPNOTSUPP ENOSPC ENOMEM
  *   CHANNEL_FREED    ENOTCONN ESTALE EIO ENODEV ENOENT
+ *   CHANNEL_DMABUF   ENOTCONN ESTALE EIO ENODEV ENOENT EOPNOTSUPP EBUSY EMFILE ENOMEM
  *   COPY             ENOTCONN ESTALE EIO ENODEV ENOENT EOPNOTSUPP EBUSY ETIMEDOUT EREMOTEIO
  *   VECTOR_EVENTFD   ENOTCONN ENODEV EBADF
  *   RING             ENOTCONN ESTALE EIO ENODEV EAGAIN
@@ -90,6 +91,7 @@
 #define PCIEIPC_IOCTL_CHANNEL_IMPORT	PCIEIPC_IO(0x13)
 #define PCIEIPC_IOCTL_CHANNEL_FREED	PCIEIPC_IO(0x14)
 #define PCIEIPC_IOCTL_COPY		PCIEIPC_IO(0x15)
+#define PCIEIPC_IOCTL_CHANNEL_DMABUF	PCIEIPC_IO(0x16)
 #define PCIEIPC_IOCTL_VECTOR_EVENTFD	PCIEIPC_IO(0x20)
 #define PCIEIPC_IOCTL_RING		PCIEIPC_IO(0x21)
 #define PCIEIPC_IOCTL_DOORBELL_MAP	PCIEIPC_IO(0x22)
@@ -109,6 +111,7 @@
 #define PCIEIPC_CAP_ERROR_RECOVERY	(1ULL << 4) /* AER callbacks and reset are followed */
 #define PCIEIPC_CAP_ADMIN		(1ULL << 5) /* PCIEIPC_IOCTL_ADMIN */
 #define PCIEIPC_CAP_DEVICE_MEMORY	(1ULL << 6) /* PCIEIPC_CHANNEL_DEVICE_MEMORY and PCIEIPC_COPY_RING */
+#define PCIEIPC_CAP_DMABUF		(1ULL << 7) /* PCIEIPC_IOCTL_CHANNEL_DMABUF */
 
 /**
  * struct pcieipc_query - PCIEIPC_IOCTL_QUERY: versions, limits and capabilities
@@ -424,19 +427,23 @@ struct pcieipc_channel {
 };
 
 /**
- * struct pcieipc_channel_fd - PCIEIPC_IOCTL_CHANNEL_EXPORT and PCIEIPC_IOCTL_CHANNEL_IMPORT
+ * struct pcieipc_channel_fd - PCIEIPC_IOCTL_CHANNEL_EXPORT, PCIEIPC_IOCTL_CHANNEL_IMPORT and PCIEIPC_IOCTL_CHANNEL_DMABUF
  * @size: in: sizeof(struct pcieipc_channel_fd)
  * @flags: in: 0
- * @channel: EXPORT in, IMPORT out: id
- * @fd: EXPORT out, IMPORT in: the writer's descriptor, opened O_CLOEXEC
+ * @channel: EXPORT and DMABUF in, IMPORT out: id
+ * @fd: EXPORT out, IMPORT in: the writer's descriptor; DMABUF out: a dma-buf; opened O_CLOEXEC
  *
  * EXPORT: the descriptor can map data and tail for writing, head and status for reading, ring, wait for space and for the
  * end of reader or endpoint, and nothing else. A channel has one descriptor at a time (EBUSY). poll() on it says EPOLLOUT when the
  * reader has given room back (FREED) since the last EXPORT_RING call or since the export, EPOLLHUP when the channel was destroyed or the
  * endpoint is gone or dead, EPOLLPRI while the endpoint recovers or until the reader has recovered.
- * IMPORT: makes the channel of another session a destination for this session's own engine (PCIEIPC_IOCTL_COPY); its
+ * IMPORT: makes the channel of another session a destination for this session's own engine (PCIEIPC_IOCTL_COPY); seven times at most (ENOSPC); its
  * memory is mapped for this session's endpoint, until it is destroyed here or there. One in device memory can be imported only where peer
  * traffic stays below a common switch (EOPNOTSUPP otherwise; see PCIEIPC_IOCTL_DISTANCE), and is let go when its endpoint is unbound.
+ * DMABUF: the data area of a channel in device memory as a dma-buf, for drivers of other devices (EOPNOTSUPP for other channels, and where the
+ * kernel has no peer traffic). It cannot be mapped by a process. Only drivers that take memory without struct pages and let go of it when
+ * they are told may attach, and only devices that the kernel lets reach the endpoint. They are told at reset, error, removal and the channel's
+ * end; after PCIEIPC_IOCTL_RECOVER they may map it again. A channel has one dma-buf at a time (EBUSY); the memory is in use until it is closed.
  */
 struct pcieipc_channel_fd {
 	__u32 size;

@@ -5,7 +5,7 @@
 use super::{Entry, Session};
 use crate::{
     channel::{Channel, Data},
-    distance,
+    distance, dmabuf,
     endpoint::Endpoint,
     engine,
     export::{self, Export},
@@ -146,6 +146,15 @@ impl Session {
     pub(crate) fn export(&self, id: u32) -> Result<export::Descriptor> {
         self.usable()?;
         Export::descriptor(self.find_own(id)?)
+    }
+
+    /// CHANNEL_DMABUF: a new descriptor, not yet visible to the process.
+    pub(crate) fn share(&self, id: u32) -> Result<export::Descriptor> {
+        self.usable()?;
+        match &self.find_own(id)?.data {
+            Data::Device(window) => dmabuf::descriptor(window),
+            Data::Host(_) => Err(EOPNOTSUPP),
+        }
     }
 
     /// CHANNEL_IMPORT.

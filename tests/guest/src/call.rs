@@ -56,6 +56,7 @@ pub mod number {
     pub const CHANNEL_IMPORT: u8 = 0x13;
     pub const CHANNEL_FREED: u8 = 0x14;
     pub const COPY: u8 = 0x15;
+    pub const CHANNEL_DMABUF: u8 = 0x16;
     pub const VECTOR_EVENTFD: u8 = 0x20;
     pub const RING: u8 = 0x21;
     pub const DOORBELL_MAP: u8 = 0x22;

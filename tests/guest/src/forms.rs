@@ -74,6 +74,7 @@ pub fn forms(endpoint: u32, channel: u32) -> Vec<Form> {
             pcieipc_copy { from: channel, to: u32::MAX, bytes: 8, timeout_ms: 1000, ..Record::new() },
             &[offset_of!(pcieipc_copy, __reserved)],
         ),
+        form("CHANNEL_DMABUF", number::CHANNEL_DMABUF, pcieipc_channel_fd { channel: u32::MAX, ..Record::new() }, &[]),
         form("VECTOR_EVENTFD", number::VECTOR_EVENTFD, pcieipc_vector_eventfd { fd: -1, ..Record::new() }, &[]),
         form("RING", number::RING, pcieipc_ring::new(), &[offset_of!(pcieipc_ring, __reserved)]),
         form("DOORBELL_MAP", number::DOORBELL_MAP, pcieipc_doorbell::new(), &[]),

@@ -21,13 +21,15 @@ pub struct Info {
     pub json: bool,
 }
 
-const CAPABILITIES: [(u32, &str); 6] = [
+const CAPABILITIES: [(u32, &str); 8] = [
     (abi::PCIEIPC_CAP_COPY, "copy"),
     (abi::PCIEIPC_CAP_DOORBELL_MAP, "doorbell-map"),
     (abi::PCIEIPC_CAP_UNSAFE_NOIOMMU, "unsafe-noiommu"),
     (abi::PCIEIPC_CAP_PROFILES, "profiles"),
     (abi::PCIEIPC_CAP_ERROR_RECOVERY, "error-recovery"),
     (abi::PCIEIPC_CAP_ADMIN, "admin"),
+    (abi::PCIEIPC_CAP_DEVICE_MEMORY, "device-memory"),
+    (abi::PCIEIPC_CAP_DMABUF, "dma-buf"),
 ];
 
 impl Info {

@@ -79,6 +79,7 @@ mod tests {
         assert_eq!(pcieipc_call_PCIEIPC_CALL_QUERY, number(0x00));
         assert_eq!(pcieipc_call_PCIEIPC_CALL_CHANNEL_CREATE, number(0x10));
         assert_eq!(pcieipc_call_PCIEIPC_CALL_COPY, number(0x15));
+        assert_eq!(pcieipc_call_PCIEIPC_CALL_CHANNEL_DMABUF, number(0x16));
         assert_eq!(pcieipc_call_PCIEIPC_CALL_VECTOR_EVENTFD, number(0x20));
         assert_eq!(pcieipc_call_PCIEIPC_CALL_ADMIN, number(0x30));
         assert_eq!(pcieipc_call_PCIEIPC_CALL_EXPORT_DOORBELL, number(0x43));

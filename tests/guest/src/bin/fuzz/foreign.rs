@@ -8,7 +8,7 @@ use std::{
 
 use guest::{
     abi::*,
-    call::Record,
+    call::{Record, number},
     machine,
     mapping::{PAGE, READ_WRITE},
     pci::Function,
@@ -47,7 +47,7 @@ pub fn doorbells_that_are_not_allowed(tally: &Tally) {
     assert_eq!(ask(tally, &export, Call::EXPORT_DOORBELL, &mut pcieipc_doorbell::new()), Err(Errno::EPERM));
 }
 
-/// A device without engine, memory, doorbell pages, and a bridge above it.
+/// A device without memory, doorbell pages, and a bridge above it, whose engine rings nobody and reaches no other device.
 pub fn a_poor_device(tally: &Tally, bell: u64) {
     edu().bind_by_override().unwrap_or_else(|error| panic!("edu: {error}"));
     let session = Session::on(Node::open(OFlag::empty()), id_of_edu());
@@ -56,9 +56,14 @@ pub fn a_poor_device(tally: &Tally, bell: u64) {
     let export = channel.export().unwrap_or_else(|error| panic!("{error}"));
     let create = pcieipc_channel_create { data_bytes: PAGE as u64, flags: PCIEIPC_CHANNEL_DEVICE_MEMORY, ..Record::new() };
     assert_eq!(ask(tally, node, Call::CHANNEL_CREATE, &mut { create }), Err(Errno::EOPNOTSUPP));
-    let import = pcieipc_channel_fd { fd: export.as_fd().as_raw_fd(), ..Record::new() };
+    let soft = Session::nth(0);
+    assert_ne!(soft.endpoint, session.endpoint);
+    let in_soft = soft.node.get(number::CHANNEL_CREATE, create);
+    let in_soft = guest::session::export(&soft.node, in_soft.channel).unwrap_or_else(|error| panic!("{error}"));
+    let import = pcieipc_channel_fd { fd: in_soft.as_fd().as_raw_fd(), ..Record::new() };
     assert_eq!(ask(tally, node, Call::CHANNEL_IMPORT, &mut { import }), Err(Errno::EOPNOTSUPP));
-    let copy = pcieipc_copy { from: channel.id(), to: channel.id(), to_offset: 64, bytes: 8, timeout_ms: 100, ..Record::new() };
+    let (id, flags) = (channel.id(), PCIEIPC_COPY_RING);
+    let copy = pcieipc_copy { flags, from: id, to: id, to_offset: 64, bytes: 8, timeout_ms: 100, ..Record::new() };
     assert_eq!(ask(tally, node, Call::COPY, &mut { copy }), Err(Errno::EOPNOTSUPP));
     assert_eq!(ask(tally, node, Call::DOORBELL_MAP, &mut pcieipc_doorbell::new()), Err(Errno::EOPNOTSUPP));
     assert_eq!(ask(tally, &export, Call::EXPORT_DOORBELL, &mut pcieipc_doorbell::new()), Err(Errno::EOPNOTSUPP));

@@ -34,6 +34,7 @@ const INJECTED: &[(Call, Errno)] = &[
     (Call::DISTANCE, Errno::ENOMEM),
     (Call::CHANNEL_EXPORT, Errno::ENOMEM),
     (Call::CHANNEL_IMPORT, Errno::ENOMEM),
+    (Call::CHANNEL_DMABUF, Errno::ENOMEM),
     (Call::ADMIN, Errno::ENOMEM),
     (Call::OPEN, Errno::ENOMEM),
 ];

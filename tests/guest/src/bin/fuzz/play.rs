@@ -303,7 +303,14 @@ impl Player<'_> {
                 self.attach(place);
                 Ok(())
             }
-            14 if self.random.one_in(8) => {
+            14 if !self.random.one_in(4) => {
+                let mut share = pcieipc_channel_fd { channel, ..Record::new() };
+                ask(tally, node, Call::CHANNEL_DMABUF, &mut share)?;
+                // SAFETY: the kernel has just made this descriptor for us.
+                drop(unsafe { OwnedFd::from_raw_fd(share.fd) });
+                Ok(())
+            }
+            14 if self.random.one_in(2) => {
                 let action = self.random.of_these(&[PCIEIPC_ADMIN_RESET, PCIEIPC_ADMIN_RESCAN]);
                 ask(tally, node, Call::ADMIN, &mut pcieipc_admin { action, endpoint: self.an_endpoint(), ..Record::new() })
                     .or(Ok(()))
@@ -356,7 +363,7 @@ impl Player<'_> {
         let counted = if known.is_export() == is_export(fd, export.as_deref()) { known } else { Call::UNKNOWN };
         // SAFETY: what is written is at most the structure, and goes to the fence's page; where ENUMERATE writes is as the form says.
         let outcome = self.tally.add(counted, unsafe { raw(fd, request(number), address) });
-        if outcome.is_ok() && counted == Call::CHANNEL_EXPORT {
+        if outcome.is_ok() && [Call::CHANNEL_EXPORT, Call::CHANNEL_DMABUF].contains(&counted) {
             // The descriptor's number lies in the answer.
             // SAFETY: the fence holds the answer where the structure was, and the kernel has just made the descriptor.
             unsafe { drop(OwnedFd::from_raw_fd((*address.cast::<pcieipc_channel_fd>()).fd)) };

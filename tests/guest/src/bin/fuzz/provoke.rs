@@ -2,7 +2,7 @@
 //! Answers that chance does not give, or not soon: the situation for each is made on purpose.
 
 use std::{
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -128,7 +128,7 @@ pub fn wrong_ids(tally: &Tally) {
     let channel = session.create(PAGE as u64, 0).unwrap_or_else(|error| panic!("{error}"));
     let export = channel.export().unwrap_or_else(|error| panic!("{error}"));
     let free = Node::open(OFlag::O_NONBLOCK);
-    use Errno::{EACCES, EBADF, EBUSY, EINVAL, ENOENT, ENOSPC, ENOTCONN, ESTALE};
+    use Errno::{EACCES, EBADF, EBUSY, EINVAL, ENOENT, ENOSPC, ENOTCONN, EOPNOTSUPP, ESTALE};
     let none = u32::MAX;
     assert_eq!(ask(tally, &free, Call::RECOVER, &mut pcieipc_recover::new()), Err(ENOTCONN));
     assert_eq!(ask(tally, &free, Call::STATE, &mut pcieipc_session_state::new()), Err(ENOTCONN));
@@ -144,6 +144,15 @@ pub fn wrong_ids(tally: &Tally) {
     assert_eq!(ask(tally, node, Call::CHANNEL_EXPORT, &mut { to_export }), Err(ENOENT));
     let again = pcieipc_channel_fd { channel: channel.id(), ..Record::new() };
     assert_eq!(ask(tally, node, Call::CHANNEL_EXPORT, &mut { again }), Err(EBUSY));
+    assert_eq!(ask(tally, &free, Call::CHANNEL_DMABUF, &mut { to_export }), Err(ENOTCONN));
+    assert_eq!(ask(tally, node, Call::CHANNEL_DMABUF, &mut { to_export }), Err(ENOENT));
+    assert_eq!(ask(tally, node, Call::CHANNEL_DMABUF, &mut { again }), Err(EOPNOTSUPP));
+    let in_device = pcieipc_channel_create { flags: PCIEIPC_CHANNEL_DEVICE_MEMORY, ..create };
+    let mut shared = pcieipc_channel_fd { channel: node.get(number::CHANNEL_CREATE, in_device).channel, ..Record::new() };
+    ask(tally, node, Call::CHANNEL_DMABUF, &mut shared).unwrap_or_else(|error| panic!("dma-buf: {error}"));
+    assert_eq!(ask(tally, node, Call::CHANNEL_DMABUF, &mut { shared }), Err(EBUSY));
+    // SAFETY: the kernel has just made this descriptor for us.
+    drop(unsafe { OwnedFd::from_raw_fd(shared.fd) });
     let import = pcieipc_channel_fd { fd: -1, ..Record::new() };
     assert_eq!(ask(tally, &free, Call::CHANNEL_IMPORT, &mut { import }), Err(ENOTCONN));
     assert_eq!(ask(tally, node, Call::CHANNEL_IMPORT, &mut { import }), Err(EBADF));
@@ -178,11 +187,12 @@ pub fn wrong_ids(tally: &Tally) {
     let huge = map(tally, node, channel.made.data_offset, 1 << 47, ProtFlags::PROT_READ);
     assert_eq!(huge.map(drop), Err(Errno::ENOMEM));
 
-    // The module's limit on channels is low here, and counts imports too.
+    // One channel is imported so often, and the module's limit on channels, which counts imports too, is low here.
     let import = pcieipc_channel_fd { fd: export.as_fd().as_raw_fd(), ..Record::new() };
-    let full = (0..5000).find_map(|_| ask(tally, node, Call::CHANNEL_IMPORT, &mut { import }).err());
+    let full = (0..100).find_map(|_| ask(tally, node, Call::CHANNEL_IMPORT, &mut { import }).err());
     assert_eq!(full, Some(ENOSPC));
-    assert_eq!(ask(tally, node, Call::CHANNEL_CREATE, &mut { create }), Err(ENOSPC));
+    let full = (0..5000).find_map(|_| ask(tally, node, Call::CHANNEL_CREATE, &mut { create }).err());
+    assert_eq!(full, Some(ENOSPC));
 }
 
 /// Empty and short reads, bad buffers, a signal in the middle.
@@ -241,6 +251,7 @@ fn each_usable(tally: &Tally, session: &Session, channel: u32, export: &guest::s
     let copy = pcieipc_copy { from: channel, to: channel, to_offset: 64, bytes: 8, timeout_ms: 100, ..Record::new() };
     let _ = ask(tally, node, Call::COPY, &mut { copy });
     let _ = ask(tally, node, Call::CHANNEL_EXPORT, &mut pcieipc_channel_fd { channel, ..Record::new() });
+    let _ = ask(tally, node, Call::CHANNEL_DMABUF, &mut pcieipc_channel_fd { channel, ..Record::new() });
     let _ = ask(tally, node, Call::CHANNEL_FREED, &mut pcieipc_channel { channel, ..Record::new() });
     let _ = ask(tally, node, Call::RING, &mut pcieipc_ring::new());
     let _ = ask(tally, node, Call::DOORBELL_MAP, &mut pcieipc_doorbell::new());
@@ -255,6 +266,7 @@ const USABLE: &[Call] = &[
     Call::CHANNEL_EXPORT,
     Call::CHANNEL_IMPORT,
     Call::CHANNEL_FREED,
+    Call::CHANNEL_DMABUF,
     Call::COPY,
     Call::RING,
     Call::DOORBELL_MAP,
@@ -356,9 +368,13 @@ pub fn limits(tally: &Tally) {
     child("a process with little memory and few descriptors", || {
         let session = Session::on(Node::open(OFlag::empty()), endpoint);
         let channel = session.create(PAGE as u64, 0).unwrap_or_else(|error| panic!("{error}"));
+        let in_device = pcieipc_channel_create { data_bytes: PAGE as u64, flags: PCIEIPC_CHANNEL_DEVICE_MEMORY, ..Record::new() };
+        let in_device = session.node.get(number::CHANNEL_CREATE, in_device).channel;
         setrlimit(Resource::RLIMIT_NOFILE, 3, 3).unwrap_or_else(|error| panic!("{error}"));
         let export = pcieipc_channel_fd { channel: channel.id(), ..Record::new() };
         assert_eq!(ask(tally, &session.node, Call::CHANNEL_EXPORT, &mut { export }), Err(Errno::EMFILE));
+        let share = pcieipc_channel_fd { channel: in_device, ..Record::new() };
+        assert_eq!(ask(tally, &session.node, Call::CHANNEL_DMABUF, &mut { share }), Err(Errno::EMFILE));
         setrlimit(Resource::RLIMIT_MEMLOCK, 64 << 10, 64 << 10).unwrap_or_else(|error| panic!("{error}"));
         setuid(65534.into()).unwrap_or_else(|error| panic!("{error}"));
         let create = pcieipc_channel_create { data_bytes: 1 << 20, ..Record::new() };
@@ -412,6 +428,11 @@ pub fn no_memory(tally: &Tally) {
     let out = pcieipc_channel_fd { channel: unexported, ..Record::new() };
     until_enomem(Call::CHANNEL_EXPORT, &|| {
         let _ = ask(tally, node, Call::CHANNEL_EXPORT, &mut { out });
+    });
+    let in_device = pcieipc_channel_create { data_bytes: PAGE as u64, flags: PCIEIPC_CHANNEL_DEVICE_MEMORY, ..Record::new() };
+    let share = pcieipc_channel_fd { channel: node.get(number::CHANNEL_CREATE, in_device).channel, ..Record::new() };
+    until_enomem(Call::CHANNEL_DMABUF, &|| {
+        let _ = ask(tally, node, Call::CHANNEL_DMABUF, &mut { share });
     });
     let import = pcieipc_channel_fd { fd: export.as_fd().as_raw_fd(), ..Record::new() };
     until_enomem(Call::CHANNEL_IMPORT, &|| {
