@@ -27,8 +27,20 @@ impl Group {
     /// Gives `bytes` and `files` (at most 8) to all other ranks, and takes what each gives; empty at this rank's own place. All
     /// ranks call it in the same order with the same `what`, which errors name. What comes from a peer is to be checked.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pcieipc::group;
+    ///
+    /// group::of_threads(2, |mut group| {
+    ///     let (rank, names) = (group.rank(), ["left", "right"]);
+    ///     let given = group.exchange("names", names[rank].as_bytes(), &[], Duration::from_secs(60)).unwrap();
+    ///     assert_eq!(given[1 - rank].0, names[1 - rank].as_bytes());
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// `Argument` for more than [`MAX_EXCHANGE_BYTES`]; `Mismatch` when a rank exchanges something else; `Timeout`, `PeerDied`,
+    /// `Argument` for more than 2048 bytes; `Mismatch` when a rank exchanges something else; `Timeout`, `PeerDied`,
     /// `Corrupt`.
     pub fn exchange(
         &mut self,
@@ -74,6 +86,13 @@ impl Group {
     }
 
     /// By which to see that a rank's process has ended; `None` for this rank, and for ranks of this process.
+    ///
+    /// ```
+    /// pcieipc::group::of_threads(2, |group| {
+    ///     assert!(group.lives().iter().all(Option::is_none), "all are threads of this process");
+    /// })?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn lives(&self) -> Vec<Option<Arc<Life>>> {
         self.members.iter().map(|&old| self.mesh.contacts.get(old)?.as_ref()?.life.clone()).collect()
     }

@@ -5,7 +5,7 @@
 //! phases. The buffers are cut into shards and the shards into chunks of one record each; *window* `w` is chunk `w` of every
 //! shard. All steps of a phase run for window `w`, and the phases are skewed: at tick `t` a rank runs its last phase on
 //! window `t - P + 1`, ..., its first phase on window `t`. So while one chunk is being answered, the next ones travel, and
-//! the order of all steps is fixed, which is what lets [`check`] prove that the program ends.
+//! the order of all steps is fixed, which is what lets [`check()`] prove that the program ends.
 //!
 //! One kind of step expresses everything. A step takes the chunk from all its sources, combines them in the order in which
 //! they are listed, and stores the result to all its targets:
