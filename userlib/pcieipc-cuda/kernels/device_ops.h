@@ -16,14 +16,15 @@ PCIEIPC_FN void store_release_sys(u32* p, u32 v) { asm volatile("st.release.sys.
 PCIEIPC_FN void store_release_sys(u64* p, u64 v) { asm volatile("st.release.sys.global.u64 [%0],%1;" ::"l"(p), "l"(v) : "memory"); }
 PCIEIPC_FN u32 atomic_cas(u32* p, u32 old, u32 v) { return atomicCAS(p, old, v); }
 PCIEIPC_FN u32 atomic_exch(u32* p, u32 v) { return atomicExch(p, v); }
-PCIEIPC_FN void atomic_add(u32* p, u32 v) { atomicAdd(p, v); }
+PCIEIPC_FN u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
+PCIEIPC_FN void fence_sys() { __threadfence_system(); }
 PCIEIPC_FN u64 now_ns() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(v)); return v; }
 PCIEIPC_FN void pause_ns(u32 ns) { __nanosleep(ns); }
 PCIEIPC_FN bool lane_leads() { return (threadIdx.x & 31) == (u32)(__ffs(__activemask()) - 1); }
 
 struct Word2 { u32 x, y; };
 struct Word4 { u32 x, y, z, w; };
-// A line of two 8-byte halves, each with its own flag: only 8-byte atomicity is assumed.
+// A line of two 8-byte halves: only 8-byte atomicity is assumed.
 PCIEIPC_FN void store_line(void* p, Word4 v) { asm volatile("st.relaxed.sys.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
 PCIEIPC_FN Word4 load_line(const void* p) { Word4 v; asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory"); return v; }
 // A 16-byte scalar access is single-copy atomic in PTX's memory model (a vector of four words is not).
@@ -44,6 +45,9 @@ PCIEIPC_FN bool warp_all(bool v) { return __all_sync(0xffffffffu, v); }
 // Slot data: ordered by the flag that follows or precedes it.
 PCIEIPC_FN void store_slot(void* p, Word4 v) { asm volatile("st.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
 PCIEIPC_FN Word4 load_slot(const void* p) { return load_line(p); }
+// The caller's tensors when they are longer than the L2, and pass through it only once.
+PCIEIPC_FN Word4 load_passing16(const void* p) { uint4 v = __ldcs((const uint4*)p); return {v.x, v.y, v.z, v.w}; }
+PCIEIPC_FN void store_passing16(void* p, Word4 v) { __stcs((uint4*)p, make_uint4(v.x, v.y, v.z, v.w)); }
 // State is one 16-byte load: epoch, dead, busy, arrived.
 PCIEIPC_FN Word4 load_state(const State* p) { Word4 v; asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory"); return v; }
 PCIEIPC_FN Word4 load_own16(const void* p) { uint4 v = *(const uint4*)p; return {v.x, v.y, v.z, v.w}; }
@@ -76,6 +80,11 @@ struct Gpu {
   }
 };
 
+PCIEIPC_FN void linger(u32 cycles) { const long long from = clock64(); while (clock64() - from < (long long)cycles) {} }
+#if __CUDA_ARCH__ >= 900
+PCIEIPC_FN u32 add_bf16x2(u32 x, u32 y) { u32 r; asm("add.rn.bf16x2 %0,%1,%2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
+PCIEIPC_FN u32 add_f16x2(u32 x, u32 y) { u32 r; asm("add.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
+#endif
 PCIEIPC_FN float from_bits_f32(u32 v) { return __uint_as_float(v); }
 PCIEIPC_FN double from_bits_f64(u64 v) { return __longlong_as_double((long long)v); }
 PCIEIPC_FN u32 bits_f32(float v) { return __float_as_uint(v); }

@@ -21,7 +21,8 @@ PCIEIPC_FN void store_release_sys(u32* p, u32 v) { host_pause(); __atomic_store_
 PCIEIPC_FN void store_release_sys(u64* p, u64 v) { host_pause(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 PCIEIPC_FN u32 atomic_cas(u32* p, u32 old, u32 v) { __atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); return old; }
 PCIEIPC_FN u32 atomic_exch(u32* p, u32 v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
-PCIEIPC_FN void atomic_add(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+PCIEIPC_FN u32 atomic_add(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+PCIEIPC_FN void fence_sys() {}  // the atomic access that follows is stronger
 u64 now_ns();
 PCIEIPC_FN bool lane_leads() { return true; }
 
@@ -49,6 +50,19 @@ PCIEIPC_FN void warp_sync() {}
 PCIEIPC_FN bool warp_all(bool v) { return v; }
 PCIEIPC_FN void store_slot(void* p, Word4 v) { *(Word4*)p = v; }
 PCIEIPC_FN Word4 load_slot(const void* p) { return *(const Word4*)p; }
+PCIEIPC_FN void linger(u32) {}
+// What a copy engine reads, and a kernel may overwrite in place once the peer has told that it came: an order by cause, which no
+// access expresses.
+PCIEIPC_FN Word4 load_passing16(const void* p) {
+  const u64* q = (const u64*)p;
+  const u64 low = __atomic_load_n(q, __ATOMIC_RELAXED), high = __atomic_load_n(q + 1, __ATOMIC_RELAXED);
+  return Word4{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)};
+}
+PCIEIPC_FN void store_passing16(void* p, Word4 v) {
+  u64* q = (u64*)p;
+  __atomic_store_n(q, (u64)v.x | (u64)v.y << 32, __ATOMIC_RELAXED);
+  __atomic_store_n(q + 1, (u64)v.z | (u64)v.w << 32, __ATOMIC_RELAXED);
+}
 PCIEIPC_FN Word4 load_state(const State* p) { return Word4{load_volatile(&p->epoch), load_volatile(&p->dead), 0, 0}; }
 PCIEIPC_FN Word4 load_own16(const void* p) { return *(const Word4*)p; }
 PCIEIPC_FN Word2 load_own8(const void* p) { return *(const Word2*)p; }

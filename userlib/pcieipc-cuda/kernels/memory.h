@@ -29,6 +29,12 @@ template <u32 W> PCIEIPC_FN void store_whole(u8* p, const u32* w) {
   }
 }
 
+// Four words of a tensor that is longer than the L2.
+template <u32 W> PCIEIPC_FN void load_passing(const u8* p, u32* w) {
+  Word4 v = load_passing16(p); w[0] = v.x; w[1] = v.y; w[2] = v.z; w[3] = v.w;
+}
+template <u32 W> PCIEIPC_FN void store_passing(u8* p, const u32* w) { store_passing16(p, Word4{w[0], w[1], w[2], w[3]}); }
+
 // Four words at byte offset `at` of a tensor of `bytes` bytes, element by element; bytes past its end read as zero. Never
 // inlined: it is the way of unaligned tensors and of the last bytes of others.
 template <class E> PCIEIPC_NOINLINE Word4 load_elements(const u8* p, u64 at, u64 bytes) {

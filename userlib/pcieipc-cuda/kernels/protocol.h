@@ -7,8 +7,10 @@
 //   Control     host memory that every rank maps. Each word has one writer: `abort[r]` and `deadline_ns[r]` the host of
 //               rank r, `failed[r]` and `verdict[r]` the kernels of rank r.
 //   Mailbox     memory that peers write and this rank reads, on the device (peer path) or in host memory (host path).
-//               headers and LL lines: a flag in the same 8 (or 16) bytes as the data, so no ordering is needed;
-//               slots: data, then a flag stored with release; the reader acquires the flag before it reads.
+//               headers: the epoch in the same 8 bytes as the data, so no ordering is needed;
+//               lines: data alone; an empty line holds a random value that all ranks know, and its reader empties it again;
+//               slots: data, then a flag stored with release; the reader acquires the flag before it reads;
+//               staging: lines that a copy engine writes, with credits that the reader gives back (engine.h).
 // Two halves of a mailbox alternate with the epoch. Every call receives a header from every peer, and a peer sends it only
 // after its previous call is complete; so when call e+2 writes a half, nobody reads what call e left there.
 #pragma once
@@ -24,7 +26,6 @@ constexpr u32 MAX_RANKS = 16;
 constexpr u32 HEADER_WORDS = 4;
 constexpr u32 MAX_BLOCKS = 64;
 constexpr u32 SLOTS = 16;        // slots of a block for tiles in flight
-constexpr u32 LL_CLEAN_MASK = (1u << 26) - 1;
 
 // Failure codes of the verdict; the host maps them to its typed errors.
 enum Code : u32 { OK = 0, TIMEOUT = 1, MISMATCH = 2, ABORTED = 3, CONCURRENT = 4 };
@@ -36,8 +37,9 @@ struct State {
   u32 dead;     // a Code; once set, later kernels exit without writing
   u32 busy;     // the epoch after that of the last kernel that began
   u32 arrived;  // blocks of the running kernel that have read the epoch
-  u32 finished; // blocks that have finished their part (kernels that hand over to copy engines)
-  u32 pad[27];
+  u32 finished[2];  // blocks that have consumed a chunk of the staging, for even and odd chunks
+  u32 engine_epoch, engine_chunks;  // of the last call that copy engines served
+  u32 pad[24];
 };
 
 struct Verdict {
@@ -58,11 +60,14 @@ struct Control {
 // Offsets inside one half of a mailbox, for one sender. The host computes them; all ranks hold the same.
 struct Layout {
   u64 half, sender;          // strides
-  u64 flags, lines, whole, slots;  // offsets of the parts
-  u64 lines_bytes, whole_bytes;    // room for narrow and whole lines, which never share memory
+  u64 flags, lines, slots;   // offsets of the parts
+  u64 lines_bytes;
+  u64 staging, chunk;        // behind both halves: two chunks for each sender but the owner
   u32 slot_bytes, pad;
 };
-constexpr u64 HEADERS_BYTES = 256;   // at offset 0 of each (half, sender)
+constexpr u64 HEADERS_BYTES = 1024;  // at offset 0 of each (half, sender): headers, then credits
+constexpr u64 CREDITS = 64;
+constexpr u32 MAX_CHUNKS = (u32)(HEADERS_BYTES - CREDITS) / 8;
 constexpr u64 FLAG_STRIDE = 32;
 
 struct Args {
@@ -73,18 +78,19 @@ struct Args {
   u64 bytes;
   u32 rank, ranks;
   u32 header[HEADER_WORDS];
-  u32 push_warps;     // streams: warps of a block that push
-  u32 piece;          // streams: bytes of a tile, a multiple of 16
+  u32 push_warps;     // streams and flows: warps of a block that push
+  u32 piece;          // streams: bytes of a tile, a multiple of 16; lines: cycles before the first look; gates: the chunk
   u32 op;             // 0 sum, 1 average, 2 product, 3 minimum, 4 maximum
   u32 flags;          // ARG_*
-  u32 empty[4];       // what an empty whole line holds: random, the same for all ranks
+  u32 empty[4];       // what an empty line holds: random, the same for all ranks
+  u64 prefix;         // copy engines: bytes at the start that kernels push
   Layout layout;
   u8* tx[MAX_RANKS];  // mailbox of rank j, as this rank writes it
   u8* rx[MAX_RANKS];  // own mailbox for what rank j sends
 };
 // The host's structures are compared with these when the kernels are compiled.
 static_assert(sizeof(State) == 128 && sizeof(Verdict) == 64 && sizeof(Control) == 1408 && sizeof(Layout) == 72, "layout");
-static_assert(sizeof(Args) == 424, "arguments");
+static_assert(sizeof(Args) == 432, "arguments");
 enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2 };
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -93,8 +99,15 @@ enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2 };
 #include "host_ops.h"
 #endif
 
-PCIEIPC_FN u8* half_of(u8* mailbox, const Layout& l, u32 epoch, u32 sender) {
-  return mailbox + (epoch & 1) * l.half + sender * l.sender;
+// A mailbox has a place for each sender but its reader.
+PCIEIPC_FN u32 place_of(u32 reader, u32 sender) { return sender > reader ? sender - 1 : sender; }
+PCIEIPC_FN u8* half_of(u8* mailbox, const Layout& l, u32 epoch, u32 reader, u32 sender) {
+  return mailbox + (epoch & 1) * l.half + place_of(reader, sender) * l.sender;
+}
+
+// Where `sender` stages in the mailbox of `reader`: two chunks in turn.
+PCIEIPC_FN u8* staging_of(u8* mailbox, const Layout& l, u32 reader, u32 sender) {
+  return mailbox + l.staging + place_of(reader, sender) * 2 * l.chunk;
 }
 
 // ---- bounded waits ---------------------------------------------------------------------------------------------------
@@ -164,8 +177,8 @@ struct HeaderLane {
     word = i % HEADER_WORDS;
     active = peer < a.ranks && peer != a.rank;
     if (!active) return;
-    to = (u64*)(a.tx[peer] + a.rank * a.layout.sender) + word;
-    from = (const u64*)(a.rx[peer] + peer * a.layout.sender) + word;
+    to = (u64*)half_of(a.tx[peer], a.layout, 0, peer, a.rank) + word;
+    from = (const u64*)half_of(a.rx[peer], a.layout, 0, a.rank, peer) + word;
     ours = a.header[word];
   }
   PCIEIPC_FN void send(const Args& a, u32 epoch) const {
@@ -184,24 +197,22 @@ struct HeaderLane {
 // Epochs pass over 0, which is what new memory holds, and keep alternating between the halves.
 PCIEIPC_FN u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 2 : epoch + 1; }
 
-// Flags of lines are compared for equality, so a line must not keep one for 2^32 calls: now and then all lines of the half
-// that is not in use are given a flag that is never waited for there. Peers have completed the call that used it, since their
-// headers of this one have come.
-PCIEIPC_NOINLINE void clean_lines(const Args& a, u32 epoch, u32 lane, u32 lanes) {
-#pragma unroll 1
-  for (u32 peer = 0; peer < a.ranks; peer++) {
-    if (peer == a.rank) continue;
-    u8* tx = half_of(a.tx[peer], a.layout, epoch + 1, a.rank) + a.layout.lines;
-#pragma unroll 1
-    for (u64 i = lane; i < a.layout.lines_bytes / 16; i += lanes) store_line(tx + i * 16, Word4{0, epoch, 0, epoch});
-  }
+// The last warp of a block other than block 0: tells when every thread has read the epoch.
+template <class T> PCIEIPC_FN void block_has_epoch(T& t, const Args& a) {
+  t.barrier(15, t.data_threads() + t.service_threads());
+  if (t.thread() == t.data_threads()) atomic_add(&a.state->arrived, 1u);
 }
 
 // The block's service warp. Data warps arrive at barrier 15 once they have read the epoch. Block 0's exchanges headers; the
 // epoch is advanced once every block has read it and every peer's header has come (WHOLE: and block 0 is done). Until then
 // a second kernel of the same communicator finds `busy` at its own epoch's number, which is an error and not a hang.
-template <bool WHOLE, class T>
-PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
+// `also` is the service warp's own part of the data, where it has one.
+struct Nothing {
+  PCIEIPC_FN void send(u32) {}
+  PCIEIPC_FN void receive() {}
+};
+template <bool WHOLE, class T, class X>
+PCIEIPC_FN void service(T& t, const Args& a, Watch& w, X also) {
   const u32 lane = t.thread() - t.data_threads(), lanes = t.service_threads(), all = t.data_threads() + lanes;
   const bool leads = t.block() == 0;
   const HeaderLane first(a, lane);
@@ -215,11 +226,13 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
     for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).send(a, epoch);
   }
 #endif
-  t.barrier(15, all);
+  also.send(epoch);
   if (!leads) {
-    if (lane == 0) atomic_add(&a.state->arrived, 1u);
+    block_has_epoch(t, a);
+    also.receive();
     return;
   }
+  t.barrier(15, all);
   u32 before = epoch;
   if (lane == 0) before = atomic_exch(&a.state->busy, next_epoch(epoch));
   if (t.blocks() > 1) {
@@ -235,10 +248,13 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w) {
 #pragma unroll 1
   for (u32 i = lane + lanes; i < a.ranks * HEADER_WORDS; i += lanes) HeaderLane(a, i).check(a, w, epoch);
 #endif
-  if (((epoch >> 1) & LL_CLEAN_MASK) == 0) clean_lines(a, epoch, lane, lanes);
+  // Lane 0 may have no header to wait for.
+  warp_sync();
+  also.receive();
   if (WHOLE) t.barrier(14, all);
   if (lane == 0) store_volatile(&a.state->epoch, next_epoch(epoch));
 }
+template <bool WHOLE, class T> PCIEIPC_FN void service(T& t, const Args& a, Watch& w) { service<WHOLE>(t, a, w, Nothing()); }
 template <class T> PCIEIPC_FN void data_has_epoch(T& t) { t.arrive(15, t.data_threads() + t.service_threads()); }
 template <class T> PCIEIPC_FN void data_is_done(T& t) {
   if (t.block() == 0) t.arrive(14, t.data_threads() + t.service_threads());

@@ -99,4 +99,31 @@ template <class E, u32 W, bool SIMPLE> struct Accumulator {
   }
 };
 
+// Two 16-bit floats in a word, added without a detour through f32 where the device can: the sum of two such floats, rounded to f32
+// (24 bits) and again to 8 or 11 bits, is what one rounding gives, since 24 >= 2 * 11 + 2.
+template <class E> struct Packed { static constexpr bool THERE = false; PCIEIPC_FN static u32 add(u32 x, u32) { return x; } };
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <> struct Packed<Bf16> { static constexpr bool THERE = true; PCIEIPC_FN static u32 add(u32 x, u32 y) { return add_bf16x2(x, y); } };
+template <> struct Packed<F16> { static constexpr bool THERE = true; PCIEIPC_FN static u32 add(u32 x, u32 y) { return add_f16x2(x, y); } };
+#endif
+
+// The result of two ranks, in rank order.
+template <class E, u32 W, bool SIMPLE> PCIEIPC_FN void add_two(u32 rank, const u32* own, const u32* got, u32 op, u32* r) {
+  if constexpr (SIMPLE && Packed<E>::THERE) {
+#pragma unroll
+    for (u32 i = 0; i < W; i++) r[i] = rank == 0 ? Packed<E>::add(own[i], got[i]) : Packed<E>::add(got[i], own[i]);
+  } else {
+    Accumulator<E, W, SIMPLE> acc;
+    u32 first[W], second[W];
+#pragma unroll
+    for (u32 i = 0; i < W; i++) {
+      first[i] = rank == 0 ? own[i] : got[i];
+      second[i] = rank == 0 ? got[i] : own[i];
+    }
+    acc.set(first);
+    acc.add(second, op);
+    acc.get(r, op, 2);
+  }
+}
+
 }  // namespace pcieipc

@@ -16,13 +16,22 @@ namespace pcieipc {
 constexpr u32 AHEAD = SLOTS / 2;
 
 struct StreamShared {
-  u32 pushed[32];       // tiles that push warp i has stored; written by it
+  u32 pushed[32];       // tiles that push warp i has stored, or watch warp i has seen; written by it
   u32 consumed[32];     // tiles that consume warp i has added; written by it
   u32 arrived[MAX_RANKS];  // tiles complete from each peer; written by the poll warp
   u32 lost;             // a wait was given up
 };
 
-template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
+// Where tiles come in.
+struct Slots {
+  static constexpr bool EMPTIES = false;
+  PCIEIPC_FN static u8* last(u8* mailbox, const Args&, u32, u32, u32) { return mailbox; }  // of staging only
+  PCIEIPC_FN static u8* rx(const Args& a, u32 epoch, u32 from, u64 q, u64, u64 slots) {
+    return half_of(a.rx[from], a.layout, epoch, a.rank, from) + slots + q % SLOTS * a.layout.slot_bytes;
+  }
+};
+
+template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct Stream {
   const Args& a;
   StreamShared& s;
   u32 epoch;
@@ -32,8 +41,8 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
 
   PCIEIPC_FN u32 ranks() const { return N ? N : a.ranks; }
   PCIEIPC_FN u32 peer(u32 k) const { return N == 2 ? 1 - a.rank : a.rank + k < ranks() ? a.rank + k : a.rank + k - ranks(); }
-  PCIEIPC_FN u8* tx(u32 peer, u64 q) const { return half_of(a.tx[peer], a.layout, epoch, a.rank) + slots + q % SLOTS * a.layout.slot_bytes; }
-  PCIEIPC_FN const u8* rx(u32 peer, u64 q) const { return half_of(a.rx[peer], a.layout, epoch, peer) + slots + q % SLOTS * a.layout.slot_bytes; }
+  PCIEIPC_FN u8* tx(u32 peer, u64 q) const { return half_of(a.tx[peer], a.layout, epoch, peer, a.rank) + slots + q % SLOTS * a.layout.slot_bytes; }
+  PCIEIPC_FN u8* rx(u32 peer, u64 q, u64 at) const { return Place::rx(a, epoch, peer, q, at, slots); }
 
   // Waits until all `n` counters have reached `want`.
   PCIEIPC_FN bool reached(const u32* counters, u32 n, u32 want) const {
@@ -79,28 +88,29 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
 
   template <u32 U, bool WHOLE> PCIEIPC_FN void combine(u64 q, u64 at, u32 i) const {
     const u32 stride = warps * WARP * 16;
-    Accumulator<E, 4, SIMPLE> acc[U];
-    u32 own[U][4];
-    if (N == 2) {
+    u32 r[U][4];
+    if constexpr (N == 2) {
+      u32 own[U][4];
       Word4 got[U];
-      const u8* from = rx(peer(1), q) + i;
+      u8* from = rx(peer(1), q, at) + i;
+      if (Place::EMPTIES && !WHOLE && at + i + 16 > a.bytes) from = Place::last(a.rx[peer(1)], a, epoch, a.rank, peer(1));
 #pragma unroll
-      for (u32 u = 0; u < U; u++) got[u] = load_slot(from + u * stride);
+      for (u32 u = 0; u < U; u++) got[u] = Place::EMPTIES ? load_line(from + u * stride) : load_slot(from + u * stride);
 #pragma unroll
       for (u32 u = 0; u < U; u++) {
-        if (WHOLE) load_whole<4>(a.in + at + i + u * stride, own[u]); else load_any(at + i + u * stride, own[u]);
+        if (WHOLE) load_passing<4>(a.in + at + i + u * stride, own[u]); else load_any(at + i + u * stride, own[u]);
       }
 #pragma unroll
       for (u32 u = 0; u < U; u++) {
-        u32 g[4] = {got[u].x, got[u].y, got[u].z, got[u].w}, first[4], second[4];
-        in_rank_order<4>(a.rank, own[u], g, first, second);
-        acc[u].set(first);
-        acc[u].add(second, a.op);
+        const u32 theirs[4] = {got[u].x, got[u].y, got[u].z, got[u].w};
+        add_two<E, 4, SIMPLE>(a.rank, own[u], theirs, a.op, r[u]);
+        if (Place::EMPTIES) store_line(from + u * stride, Word4{a.empty[0], a.empty[1], a.empty[2], a.empty[3]});
       }
     } else {
+      Accumulator<E, 4, SIMPLE> acc[U];
 #pragma unroll 1
       for (u32 k = 0; k < ranks(); k++) {
-        const u8* from = rx(k, q) + i;
+        const u8* from = rx(k, q, at) + i;
 #pragma unroll
         for (u32 u = 0; u < U; u++) {
           u32 g[4];
@@ -112,13 +122,16 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
           if (k == 0) acc[u].set(g); else acc[u].add(g, a.op);
         }
       }
+#pragma unroll
+      for (u32 u = 0; u < U; u++) acc[u].get(r[u], a.op, ranks());
     }
 #pragma unroll
     for (u32 u = 0; u < U; u++) {
-      u32 r[4];
-      acc[u].get(r, a.op, ranks());
       const u64 to = at + i + u * stride;
-      if (WHOLE || (aligned && to + 16 <= a.bytes)) store_whole<4>(a.out + to, r); else store_part<E, 4>(a.out, to, a.bytes, r);
+      if (WHOLE || (aligned && to + 16 <= a.bytes)) {
+        if (N == 2) store_passing<4>(a.out + to, r[u]); else store_whole<4>(a.out + to, r[u]);
+      }
+      else store_part<E, 4>(a.out, to, a.bytes, r[u]);
     }
   }
   PCIEIPC_FN u32 length(u64 at) const { return (u32)(a.bytes - at < a.piece ? a.bytes - at : a.piece); }
@@ -126,11 +139,14 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL> struct Stream {
   PCIEIPC_FN void consume_all(u32 block, u64 blocks, u32 mine, u32 me, u32 consumers, u32 pushers) {
     warp = me;
     warps = consumers;
+    // In place, the result overwrites what the push warps may still have to read, or what the copy engine reads until the peer has
+    // seen it come.
+    const bool in_place = a.in == a.out, arrival = !Place::EMPTIES || in_place, departure = Place::EMPTIES || in_place;
     if (warp == 0 && lane == 0) store_shared(&s.arrived[a.rank], ~0u);
     for (u32 q = 0; q < mine; q++) {
       const u64 at = (block + q * blocks) * a.piece;
-      // In place, the result overwrites what the push warps may still have to read.
-      if (!reached(s.arrived, ranks(), q + 1) || !reached(s.pushed, pushers, q + 1)) break;
+      if (arrival && !reached(s.arrived, ranks(), q + 1)) break;
+      if (departure && !reached(s.pushed, pushers, q + 1)) break;
       consume(q, at, length(at));
       reach(&s.consumed[warp], q + 1);
     }
@@ -154,7 +170,7 @@ template <class X> PCIEIPC_FN void poll_peers(const X& x, const Args& a, StreamS
       const u32 from = x.peer(k), seen = load_shared(&s.arrived[from]);
       if (seen >= mine) continue;
       more = true;
-      const u64 v = load_acquire_sys((const u64*)(half_of(a.rx[from], a.layout, x.epoch, from) + flag));
+      const u64 v = load_acquire_sys((const u64*)(half_of(a.rx[from], a.layout, x.epoch, a.rank, from) + flag));
       if ((u32)(v >> 32) == x.epoch && (u32)v > seen && (u32)v <= mine) {
         fence_block();
         store_shared(&s.arrived[from], (u32)v);
@@ -204,7 +220,7 @@ PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
       warp_sync();
       sent = least;
       for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP)
-        store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, epoch, a.rank) + flag), ((u64)epoch << 32) | sent);
+        store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, epoch, x.peer(k), a.rank) + flag), ((u64)epoch << 32) | sent);
       warp_sync();
     }
   } else if (x.warp == pushers + 1) {

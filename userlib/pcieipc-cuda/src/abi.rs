@@ -3,8 +3,10 @@
 
 /// Most ranks of a communicator.
 pub const MAX_RANKS: usize = 16;
-/// Bytes of the headers at the start of each part of a mailbox.
-pub const HEADERS_BYTES: u64 = 256;
+/// Bytes of the headers and credits at the start of each part of a mailbox.
+pub const HEADERS_BYTES: u64 = 1024;
+/// Most chunks of a tensor that copy engines move: each has a credit, behind the headers.
+pub const MAX_CHUNKS: u64 = (HEADERS_BYTES - 64) / 8;
 /// Between the flags of two blocks.
 pub const FLAG_STRIDE: u64 = 32;
 /// Most blocks of a stream.
@@ -20,8 +22,10 @@ pub struct State {
     pub dead: u32,
     pub busy: u32,
     pub arrived: u32,
-    pub finished: u32,
-    pub pad: [u32; 27],
+    pub finished: [u32; 2],
+    pub engine_epoch: u32,
+    pub engine_chunks: u32,
+    pub pad: [u32; 24],
 }
 
 /// Why a kernel gave up.
@@ -58,10 +62,10 @@ pub struct Layout {
     pub sender: u64,
     pub flags: u64,
     pub lines: u64,
-    pub whole: u64,
     pub slots: u64,
     pub lines_bytes: u64,
-    pub whole_bytes: u64,
+    pub staging: u64,
+    pub chunk: u64,
     pub slot_bytes: u32,
     pub pad: u32,
 }
@@ -83,6 +87,7 @@ pub struct Args {
     pub op: u32,
     pub flags: u32,
     pub empty: [u32; 4],
+    pub prefix: u64,
     pub layout: Layout,
     pub tx: [u64; MAX_RANKS],
     pub rx: [u64; MAX_RANKS],
@@ -104,37 +109,71 @@ pub const CODE_CONCURRENT: u32 = 4;
 
 // The kernels assert the same sizes when they are compiled.
 const _: () = assert!(size_of::<State>() == 128 && size_of::<Verdict>() == 64 && size_of::<Control>() == 1408);
-const _: () = assert!(size_of::<Layout>() == 72 && size_of::<Args>() == 424);
-const _: () = assert!(std::mem::offset_of!(Args, layout) == 96 && std::mem::offset_of!(Args, tx) == 168);
+const _: () = assert!(size_of::<Layout>() == 72 && size_of::<Args>() == 432);
+const _: () = assert!(std::mem::offset_of!(Args, layout) == 104 && std::mem::offset_of!(Args, tx) == 176);
 
 impl Layout {
-    /// A layout for `ranks` ranks: lines for tensors of up to `narrow` and `whole` bytes, and slots of `slot` bytes for
-    /// `blocks` blocks.
-    pub fn new(ranks: usize, narrow: u64, whole: u64, slot: u32, blocks: u64) -> Self {
+    /// A layout for `ranks` ranks: lines for tensors of up to `lines` bytes, slots of `slot` bytes for `blocks` blocks, and for each
+    /// sender two chunks of staging of `chunk` bytes, behind both halves.
+    pub fn new(ranks: usize, lines: u64, slot: u32, blocks: u64, chunk: u64) -> Self {
         let page = |bytes: u64| bytes.next_multiple_of(4096);
         let flags = HEADERS_BYTES;
-        let lines = page(flags + MAX_BLOCKS * FLAG_STRIDE);
-        let lines_bytes = page(2 * narrow);
-        let whole_at = lines + lines_bytes;
-        let whole_bytes = page(whole);
-        let slots = whole_at + whole_bytes;
+        let lines_at = page(flags + MAX_BLOCKS * FLAG_STRIDE);
+        let lines_bytes = page(lines);
+        let slots = lines_at + lines_bytes;
         let sender = page(slots + blocks * SLOTS * u64::from(slot));
-        Self {
-            half: sender * ranks as u64,
-            sender,
-            flags,
-            lines,
-            whole: whole_at,
-            slots,
-            lines_bytes,
-            whole_bytes,
-            slot_bytes: slot,
-            pad: 0,
-        }
+        let half = sender * Self::senders(ranks);
+        Self { half, sender, flags, lines: lines_at, slots, lines_bytes, staging: 2 * half, chunk, slot_bytes: slot, pad: 0 }
     }
 
-    /// Bytes of a whole mailbox.
-    pub fn bytes(&self) -> u64 {
+    /// How many senders a mailbox has places for.
+    pub fn senders(ranks: usize) -> u64 {
+        (ranks as u64).saturating_sub(1).max(1)
+    }
+
+    /// The place of a sender in the mailbox of `reader`, which has none itself.
+    pub fn place(reader: usize, sender: usize) -> u64 {
+        (if sender > reader { sender - 1 } else { sender }) as u64
+    }
+
+    /// Bytes of a mailbox in host memory, which has no staging.
+    pub fn host_bytes(&self) -> u64 {
         2 * self.half
+    }
+
+    /// Bytes of a mailbox on a device of one of `ranks` ranks.
+    pub fn device_bytes(&self, ranks: usize) -> u64 {
+        2 * self.half + Self::senders(ranks) * 2 * self.chunk
+    }
+
+    /// Where lines are, and how many bytes: of every sender in both halves, and the staging.
+    pub fn empties(&self, ranks: usize, staging: bool) -> Vec<(u64, u64)> {
+        let parts = (0..2).flat_map(|half| (0..Self::senders(ranks)).map(move |s| (half, s)));
+        let mut all: Vec<_> =
+            parts.map(|(half, s)| (half * self.half + s * self.sender + self.lines, self.lines_bytes)).collect();
+        if staging && self.chunk > 0 {
+            all.push((self.staging, Self::senders(ranks) * 2 * self.chunk));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_mailbox_do_not_overlap_and_fit_it() {
+        for ranks in [1, 2, 3, 16] {
+            let l = Layout::new(ranks, 5000, 8192, 32, 1 << 20);
+            assert!(HEADERS_BYTES + MAX_BLOCKS * FLAG_STRIDE <= l.lines && l.lines + l.lines_bytes <= l.slots);
+            assert!(l.slots + 32 * SLOTS * 8192 <= l.sender && l.half == l.sender * Layout::senders(ranks));
+            let mut ends: Vec<_> = l.empties(ranks, true);
+            ends.sort_unstable();
+            assert!(ends.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{ends:?}");
+            assert!(ends.iter().all(|(at, bytes)| at % 16 == 0 && at + bytes <= l.device_bytes(ranks)));
+            assert!(l.empties(ranks, false).iter().all(|(at, bytes)| at + bytes <= l.host_bytes()));
+        }
+        assert_eq!((Layout::place(1, 0), Layout::place(0, 1), Layout::place(1, 2)), (0, 0, 1));
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which kernel serves a call, and how it is launched: a pure function of what all ranks know, so that they choose the same.
 
-use pcieipc::reduce::{Kind, Op};
+use pcieipc::reduce::Op;
 
 /// How a rank's writes reach another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,162 +33,250 @@ pub struct Choice {
     pub blocks: u32,
     /// Threads that move data.
     pub threads: u32,
-    /// For streams: warps that push.
+    /// For flows and streams: warps that push, or watch.
     pub push_warps: u32,
     /// For streams: bytes of a tile.
     pub tile: u32,
+    /// For lines: cycles before the first look. One that comes too early costs a whole trip to host memory.
+    pub linger: u32,
+    /// For copy engines: bytes that kernels push while the engine starts.
+    pub prefix: u64,
+}
+
+impl Choice {
+    /// What ranks must have in common to understand each other. Kernels of lines do, whatever their launch.
+    pub fn plan(&self) -> (&'static str, [u64; 3]) {
+        match self.kernel {
+            k if k.starts_with("stream") => ("stream", [self.blocks.into(), self.tile.into(), 0]),
+            k if k.starts_with("engine") => ("engine", [self.blocks.into(), self.tile.into(), self.prefix]),
+            _ => ("lines", [0; 3]),
+        }
+    }
+
+    /// Whether copy engines move the data.
+    pub fn by_engine(&self) -> bool {
+        self.kernel.starts_with("engine")
+    }
 }
 
 /// What a mailbox has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest tensor that goes as narrow lines.
-    pub narrow: u64,
-    /// Longest tensor that goes as whole lines.
-    pub whole: u64,
+    /// Longest tensor that goes as lines.
+    pub lines: u64,
     /// Longest tile.
     pub tile: u32,
 }
 
 /// The limits, by the path and the number of ranks: each peer takes its own lines and slots.
 pub fn limits(path: Path, ranks: usize) -> Limits {
-    let whole = |bytes| if path == Path::PeerWide { bytes } else { 0 };
     match (ranks, path) {
-        (2, Path::Host) => Limits { narrow: 1 << 20, whole: 0, tile: 32 << 10 },
-        (2, _) => Limits { narrow: 1 << 20, whole: whole(8 << 20), tile: 64 << 10 },
-        _ => Limits { narrow: 128 << 10, whole: whole(512 << 10), tile: 16 << 10 },
+        (2, Path::Host) => Limits { lines: 512 << 10, tile: 32 << 10 },
+        (2, Path::Peer) => Limits { lines: 1 << 20, tile: 64 << 10 },
+        (2, Path::PeerWide) => Limits { lines: 32 << 20, tile: 64 << 10 },
+        (_, Path::PeerWide) => Limits { lines: 512 << 10, tile: 16 << 10 },
+        _ => Limits { lines: 128 << 10, tile: 16 << 10 },
     }
 }
 
 /// Most blocks on the host path and on the peer path: what is left is for computing.
 pub const BLOCKS: [u32; 2] = [16, 32];
 
+/// Least chunk of staging for which a copy engine is worth while.
+pub const LEAST_CHUNK: u64 = 16 << 20;
+
+/// What all calls of a communicator have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setting {
+    /// The slowest path of any pair.
+    pub path: Path,
+    /// How many ranks.
+    pub ranks: usize,
+    /// Bytes of a chunk of the staging for copy engines; 0 if there is none.
+    pub chunk: u64,
+}
+
+impl Setting {
+    fn most_blocks(self) -> u32 {
+        BLOCKS[usize::from(self.path != Path::Host)]
+    }
+
+    fn has_engine(self, bytes: u64) -> bool {
+        self.path == Path::PeerWide
+            && self.ranks == 2
+            && self.chunk >= LEAST_CHUNK
+            && bytes.div_ceil(self.chunk) <= crate::abi::MAX_CHUNKS
+    }
+
+    fn lines(self, kernel: &'static str, bytes: u64, threads: u32, linger: u32) -> Choice {
+        let blocks = blocks_for(bytes.div_ceil(LINE), threads, self.most_blocks());
+        Choice { kernel, blocks, threads, push_warps: 0, tile: 0, linger, prefix: 0 }
+    }
+
+    fn flow(self, kernel: &'static str, bytes: u64, push: u32, take: u32) -> Choice {
+        let threads = (push + take) * 32;
+        Choice { push_warps: push, ..self.lines(kernel, bytes, threads, 0) }
+    }
+
+    fn stream(self, kernel: &'static str, bytes: u64, push: u32, consume: u32, tile: u32) -> Choice {
+        let tile = tile.min(limits(self.path, self.ranks).tile);
+        let (blocks, threads) = (blocks_for(bytes, tile, self.most_blocks()), (push + consume + 2) * 32);
+        Choice { kernel, blocks, threads, push_warps: push, tile, linger: 0, prefix: 0 }
+    }
+}
+
+const LINE: u64 = 16;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
 fn blocks_for(units: u64, threads: u32, most: u32) -> u32 {
     units.div_ceil(u64::from(threads)).clamp(1, u64::from(most)) as u32
 }
 
-/// The choice for a call of `bytes` bytes between `ranks` ranks whose slowest path is `path`.
-#[allow(clippy::match_overlapping_arm, reason = "a table of upper bounds reads better than one of ranges")]
-pub fn choose(path: Path, ranks: usize, bytes: u64, kind: Kind, op: Op) -> Choice {
-    let _ = kind;
-    let limits = limits(path, ranks);
-    let most = BLOCKS[usize::from(path != Path::Host)];
-    let lines = |kernel, threads, unit: u64| {
-        let units = bytes.div_ceil(unit);
-        Choice { kernel, blocks: blocks_for(units, threads, most), threads, push_warps: 0, tile: 0 }
+/// The choice for a call of `bytes` bytes. Ranks may differ in `in_place`; what they choose works together all the same.
+pub fn choose(setting: Setting, bytes: u64, op: Op, in_place: bool) -> Choice {
+    match (setting.path, setting.ranks == 2 && op == Op::Sum) {
+        (path, false) => general(setting, path, bytes, op == Op::Sum),
+        (Path::Host, _) => through_host(setting, bytes),
+        (Path::Peer, _) => over_pcie(setting, bytes),
+        (Path::PeerWide, _) => over_nvlink(setting, bytes, in_place),
+    }
+}
+
+/// More than two ranks, or another operation than a sum.
+fn general(s: Setting, path: Path, bytes: u64, sum: bool) -> Choice {
+    let (lines, stream) = match (path, sum) {
+        (Path::PeerWide, true) => ("whole_sum_many_u1", "stream_sum_many_u2"),
+        (Path::PeerWide, false) => ("whole_any_many_u1", "stream_any_many_u1"),
+        (_, true) => ("pair_sum_many_u1", "stream_sum_many_u2"),
+        (_, false) => ("pair_any_many_u1", "stream_any_many_u1"),
     };
-    let two = ranks == 2 && op == Op::Sum;
-    let sum = op == Op::Sum;
-    let stream = |warps: [u32; 2], tile: u32| {
-        let tile = tile.min(limits.tile);
-        let kernel = match (two, sum) {
-            (true, _) => "stream_sum_two_u4",
-            (_, true) => "stream_sum_many_u2",
-            _ => "stream_any_many_u1",
-        };
-        let blocks = blocks_for(bytes, tile, most);
-        Choice { kernel, blocks, threads: (warps[0] + warps[1] + 2) * 32, push_warps: warps[0], tile }
-    };
-    let narrow = |threads, unroll| {
-        let kernel = match (two, sum, unroll) {
-            (true, _, 4) => "narrow_sum_two_u4",
-            (true, _, _) => "narrow_sum_two_u1",
-            (_, true, _) => "narrow_sum_many_u1",
-            _ => "narrow_any_many_u1",
-        };
-        lines(kernel, threads, 8)
-    };
-    let whole = |threads, unroll| {
-        let kernel = match (two, sum, unroll) {
-            (true, _, 2) => "whole_sum_two_u2",
-            (true, _, _) => "whole_sum_two_u1",
-            (_, true, _) => "whole_sum_many_u1",
-            _ => "whole_any_many_u1",
-        };
-        lines(kernel, threads, 16)
-    };
-    let longest = if path == Path::PeerWide { limits.whole } else { limits.narrow };
-    match path {
-        _ if ranks > 2 && bytes > longest => stream([4, 12], 16 << 10),
-        Path::Host => match bytes {
-            ..=2048 => narrow(128, 1),
-            ..=4096 => narrow(704, 1),
-            ..=16384 => narrow(128, 1),
-            ..=65536 => narrow(512, 1),
-            ..=131_072 => stream([4, 8], 16 << 10),
-            ..=524_288 => stream([4, 12], 16 << 10),
-            ..=2_097_152 => stream([4, 4], 16 << 10),
-            ..=8_388_608 => stream([8, 16], 8 << 10),
-            ..=33_554_432 => stream([4, 8], 16 << 10),
-            _ => stream([8, 16], 32 << 10),
-        },
-        Path::PeerWide => match bytes {
-            ..=1024 => whole(96, 1),
-            ..=65536 => whole(128, 1),
-            ..=131_072 => whole(256, 1),
-            ..=262_144 => whole(512, 1),
-            ..=1_572_864 => whole(512, 2),
-            ..=6_291_456 => whole(704, 2),
-            ..=8_388_608 => whole(992, 2),
-            ..=33_554_432 => stream([4, 16], 64 << 10),
-            ..=134_217_728 => stream([4, 8], 64 << 10),
-            _ => stream([4, 12], 64 << 10),
-        },
-        Path::Peer => match bytes {
-            ..=16384 => narrow(128, 1),
-            ..=1_048_576 => narrow(512, 1),
-            ..=33_554_432 => stream([4, 8], 16 << 10),
-            _ => stream([4, 12], 64 << 10),
-        },
+    // Longer ones of two ranks would do as lines too, but one thread of a general kernel has only one on its way.
+    match bytes {
+        _ if bytes > limits(path, s.ranks).lines.min(MIB) => s.stream(stream, bytes, 4, 12, 16 << 10),
+        _ if bytes <= 64 * KIB => s.lines(lines, bytes, 128, 0),
+        _ => s.lines(lines, bytes, 512, 0),
+    }
+}
+
+/// Two ranks, measured on two H200 through host memory.
+fn through_host(s: Setting, bytes: u64) -> Choice {
+    let stream = |push, consume, tile| s.stream("stream_sum_two_u4", bytes, push, consume, tile);
+    match bytes {
+        _ if bytes <= 2 * KIB => s.lines("pair_sum_two_u1", bytes, 128, 300),
+        _ if bytes <= 4 * KIB => s.lines("pair_sum_two_u1", bytes, 256, 300),
+        _ if bytes <= 11 * KIB => s.lines("pair_sum_two_u1", bytes, 704, 300),
+        _ if bytes <= 22 * KIB => Choice { blocks: 1, ..s.lines("pair_sum_two_u2", bytes, 704, 0) },
+        _ if bytes <= 32 * KIB => s.lines("pair_sum_two_u1", bytes, 128, 1800),
+        _ if bytes <= 64 * KIB => s.lines("pair_sum_two_u1", bytes, 256, 1800),
+        _ if bytes <= 128 * KIB => Choice { blocks: 16, ..s.lines("pair_sum_two_u1", bytes, 704, 1800) },
+        _ if bytes <= 384 * KIB => Choice { blocks: 16, ..s.lines("pair_sum_two_u2", bytes, 992, 600) },
+        _ if bytes <= 512 * KIB => s.flow("pair_flow_sum_two_p4u2", bytes, 1, 8),
+        _ if bytes <= 3 * MIB / 2 => stream(4, 4, 16 << 10),
+        _ if bytes <= 12 * MIB => stream(4, 4, 8 << 10),
+        _ if bytes <= 128 * MIB => stream(4, 8, 16 << 10),
+        _ => stream(8, 8, 16 << 10),
+    }
+}
+
+/// Two ranks over PCIe; no such pair could be measured.
+fn over_pcie(s: Setting, bytes: u64) -> Choice {
+    match bytes {
+        _ if bytes <= 16 * KIB => s.lines("pair_sum_two_u1", bytes, 128, 0),
+        _ if bytes <= MIB => s.lines("pair_sum_two_u1", bytes, 512, 0),
+        _ if bytes <= 32 * MIB => s.stream("stream_sum_two_u4", bytes, 4, 8, 16 << 10),
+        _ => s.stream("stream_sum_two_u4", bytes, 4, 12, 64 << 10),
+    }
+}
+
+/// Two ranks, measured on two H200 with NVLink between them.
+fn over_nvlink(s: Setting, bytes: u64, in_place: bool) -> Choice {
+    let one = |threads| s.lines("whole_sum_two_u1", bytes, threads, 0);
+    let two = |threads| s.lines("whole_sum_two_u2", bytes, threads, 0);
+    match bytes {
+        _ if bytes <= KIB => one(96),
+        _ if bytes <= 64 * KIB => one(128),
+        _ if bytes <= 128 * KIB => one(256),
+        _ if bytes <= 256 * KIB => one(512),
+        _ if bytes <= 384 * KIB => one(768),
+        _ if bytes <= 448 * KIB => one(896),
+        _ if bytes <= 512 * KIB => Choice { blocks: 32, ..s.lines("whole_wide_sum_two_u1", bytes, 992, 0) },
+        _ if bytes <= 700 * KIB => two(768),
+        _ if bytes <= 896 * KIB => two(896),
+        _ if bytes <= 3 * MIB / 2 && in_place => two(512),
+        _ if bytes <= 3 * MIB / 2 => s.flow("whole_flow_sum_two_p4u1", bytes, 4, 20),
+        _ if bytes <= 5 * MIB / 2 => s.flow("whole_flow_sum_two_p4u2", bytes, 4, 16),
+        _ if bytes <= 5 * MIB => s.flow("whole_flow_sum_two_p8u2", bytes, 4, 16),
+        _ if bytes <= 7 * MIB && !in_place => s.flow("whole_flow_sum_two_p4u2", bytes, 4, 24),
+        _ if bytes <= 20 * MIB || bytes <= 32 * MIB && in_place => s.flow("whole_flow_sum_two_p8u2", bytes, 4, 16),
+        _ if bytes <= 32 * MIB => s.flow("whole_flow_sum_two_p8u2", bytes, 4, 20),
+        _ if s.has_engine(bytes) => Choice { prefix: 2 * MIB, ..s.stream("engine_sum_two_u4", bytes, 8, 16, 32 << 10) },
+        _ if bytes <= 128 * MIB => s.stream("stream_sum_two_u4", bytes, 4, 8, 64 << 10),
+        _ => s.stream("stream_sum_two_u4", bytes, 4, 12, 64 << 10),
     }
 }
 
 impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} x {}", self.kernel, self.blocks, self.threads)?;
+        if self.push_warps > 0 {
+            write!(f, ", {} push", self.push_warps)?;
+        }
         if self.tile > 0 {
-            write!(f, " ({} push) tile {} KiB", self.push_warps, self.tile >> 10)?;
+            write!(f, ", tile {} KiB", self.tile >> 10)?;
+        }
+        if self.linger > 0 {
+            write!(f, ", linger {}", self.linger)?;
+        }
+        if self.prefix > 0 {
+            write!(f, ", prefix {} KiB", self.prefix >> 10)?;
         }
         Ok(())
     }
 }
 
 /// Threads that a kernel's registers allow in a block, its service warp included.
+#[cfg(test)]
 fn most_threads(kernel: &str) -> u32 {
-    match kernel {
-        k if k.starts_with("stream") => 896,
-        k if k.ends_with("u4") => 768,
-        _ => 1024,
-    }
+    if kernel.starts_with("stream") || kernel.starts_with("engine") { 896 } else { 1024 }
 }
 
 /// What a tuner tries for a sum of two ranks; the first is what [`choose`] takes.
-pub fn candidates(path: Path, bytes: u64) -> Vec<Choice> {
-    let (most, limits) = (BLOCKS[usize::from(path != Path::Host)], limits(path, 2));
-    let mut all = vec![choose(path, 2, bytes, Kind::BF16, Op::Sum)];
-    let formats: [(&str, u64, u64, bool); 4] = [
-        ("narrow_sum_two_u1", 8, 1, bytes <= limits.narrow),
-        ("narrow_sum_two_u4", 8, 4, bytes <= limits.narrow),
-        ("whole_sum_two_u1", 16, 1, bytes <= limits.whole),
-        ("whole_sum_two_u2", 16, 2, bytes <= limits.whole),
-    ];
-    for (kernel, unit, unroll, fits) in formats {
-        for blocks in [1, 2, 4, 8, 16, 32].into_iter().filter(|b| fits && *b <= most) {
-            for threads in [64, 96, 128, 192, 256, 352, 512, 704, 992].into_iter().filter(|t| t + 32 <= most_threads(kernel)) {
-                let (units, at_once) = (bytes.div_ceil(unit), u64::from(blocks * threads) * unroll);
+pub fn candidates(setting: Setting, bytes: u64) -> Vec<Choice> {
+    let (most, limits) = (setting.most_blocks(), limits(setting.path, 2));
+    let mut all = vec![choose(setting, bytes, Op::Sum, false)];
+    let wide = setting.path == Path::PeerWide;
+    let lines: &[(&str, u64)] = match wide {
+        true => &[("whole_sum_two_u1", 1), ("whole_sum_two_u2", 2), ("whole_wide_sum_two_u1", 1)],
+        false => &[("pair_sum_two_u1", 1), ("pair_sum_two_u2", 2)],
+    };
+    for &(kernel, unroll) in lines.iter().filter(|_| bytes <= limits.lines.min(2 * MIB)) {
+        for blocks in [1, 2, 4, 8, 16, 32].into_iter().filter(|b| *b <= most) {
+            for threads in [64, 96, 128, 192, 256, 352, 512, 704, 768, 896, 992] {
+                let (units, at_once) = (bytes.div_ceil(LINE), u64::from(blocks * threads) * unroll);
                 let passes = units.div_ceil(at_once);
                 if passes <= 2 && at_once < units * 3 || (blocks == most && threads >= 704) {
-                    all.push(Choice { kernel, blocks, threads, push_warps: 0, tile: 0 });
+                    for linger in [0, 300, 600, 1800] {
+                        all.push(Choice { blocks, ..setting.lines(kernel, bytes, threads, linger) });
+                    }
                 }
             }
         }
     }
-    if bytes >= 128 << 10 {
-        for tile in [8u32 << 10, 16 << 10, 32 << 10, 64 << 10].into_iter().filter(|t| *t <= limits.tile) {
-            for warps in [[4, 4], [4, 8], [4, 12], [4, 16], [8, 8], [8, 16]] {
-                let blocks = blocks_for(bytes, tile, most);
-                let threads = (warps[0] + warps[1] + 2) * 32;
-                all.push(Choice { kernel: "stream_sum_two_u4", blocks, threads, push_warps: warps[0], tile });
+    let flows: &[&str] = match wide {
+        true => &["whole_flow_sum_two_p4u1", "whole_flow_sum_two_p4u2", "whole_flow_sum_two_p8u2"],
+        false => &["pair_flow_sum_two_p4u2"],
+    };
+    for kernel in flows.iter().filter(|_| bytes >= 256 * KIB && bytes <= limits.lines) {
+        for [push, take] in [[1, 8], [2, 6], [2, 14], [4, 8], [4, 12], [4, 16], [4, 20], [4, 24], [8, 16]] {
+            all.push(setting.flow(kernel, bytes, push, take));
+        }
+    }
+    for tile in [8u32 << 10, 16 << 10, 32 << 10, 64 << 10].into_iter().filter(|t| bytes >= 128 * KIB && *t <= limits.tile) {
+        for [push, consume] in [[4, 4], [4, 8], [4, 12], [4, 16], [8, 8], [8, 16]] {
+            all.push(setting.stream("stream_sum_two_u4", bytes, push, consume, tile));
+            for prefix in [0, 2 * MIB, 4 * MIB].into_iter().filter(|_| bytes >= 16 * MIB && setting.has_engine(bytes)) {
+                all.push(Choice { prefix, ..setting.stream("engine_sum_two_u4", bytes, push, consume, tile) });
             }
         }
     }
@@ -202,36 +290,58 @@ mod tests {
 
     const PATHS: [Path; 3] = [Path::Host, Path::Peer, Path::PeerWide];
 
+    fn settings(ranks: usize) -> impl Iterator<Item = Setting> {
+        PATHS.into_iter().flat_map(move |path| [0, 64 * MIB].map(|chunk| Setting { path, ranks, chunk }))
+    }
+
+    fn check(setting: Setting, choice: &Choice, bytes: u64) {
+        let Setting { path, ranks, chunk } = setting;
+        assert!(NAMES.contains(&choice.kernel), "{choice:?}");
+        let limit = most_threads(choice.kernel);
+        assert!(choice.threads % 32 == 0 && choice.threads + 32 <= limit, "{choice:?}");
+        assert!(choice.blocks >= 1 && u64::from(choice.blocks) <= MAX_BLOCKS);
+        assert!(choice.blocks <= BLOCKS[usize::from(path != Path::Host)], "{choice:?}");
+        assert!(choice.tile <= limits(path, ranks).tile && choice.tile % 16 == 0);
+        assert!(choice.push_warps * 32 < choice.threads && choice.push_warps < 32);
+        if path != Path::PeerWide {
+            assert!(!choice.kernel.starts_with("whole"), "16 bytes are whole only over links with native atomics");
+        }
+        if choice.by_engine() {
+            assert!(chunk % u64::from(choice.tile) == 0 && choice.prefix <= chunk && choice.prefix % 16 == 0);
+            assert!(bytes.div_ceil(chunk) <= crate::abi::MAX_CHUNKS && path == Path::PeerWide && ranks == 2);
+        } else if choice.plan().0 == "lines" {
+            assert!(bytes <= limits(path, ranks).lines, "{choice:?} for {bytes}");
+        }
+    }
+
     #[test]
-    fn every_size_gets_a_kernel_that_exists_and_fits_a_device() {
-        for path in PATHS {
-            for ranks in 2..=16 {
-                for op in Op::ALL {
-                    for bytes in (0..=31).flat_map(|k| [1u64 << k, (1 << k) + 1, (1 << k) - 1]) {
-                        let choice = choose(path, ranks, bytes, Kind::F32, op);
-                        assert!(NAMES.contains(&choice.kernel), "{choice:?}");
-                        let limit = most_threads(choice.kernel);
-                        assert!(choice.threads % 32 == 0 && choice.threads + 32 <= limit, "{choice:?}");
-                        assert!(choice.blocks >= 1 && u64::from(choice.blocks) <= MAX_BLOCKS);
-                        assert!(choice.blocks <= BLOCKS[usize::from(path != Path::Host)], "{choice:?}");
-                        assert!(choice.tile <= limits(path, ranks).tile && choice.tile % 16 == 0);
-                        assert!(choice.kernel.contains("two") == (ranks == 2 && op == Op::Sum));
-                        if path == Path::Host {
-                            assert!(!choice.kernel.starts_with("whole"), "16 bytes are not whole in host memory");
-                        }
-                    }
+    fn every_size_gets_a_kernel_that_exists_and_fits_a_device_and_its_mailbox() {
+        for setting in (2..=16).flat_map(settings) {
+            for (op, in_place) in Op::ALL.into_iter().flat_map(|op| [(op, false), (op, true)]) {
+                for bytes in (0..=34).flat_map(|k| [1u64 << k, (1 << k) + 1, (1 << k) - 1, 3 << k]) {
+                    let choice = choose(setting, bytes, op, in_place);
+                    check(setting, &choice, bytes);
+                    assert!(choice.kernel.contains("two") == (setting.ranks == 2 && op == Op::Sum));
                 }
             }
         }
     }
 
     #[test]
-    fn lines_fit_the_room_that_the_layout_gives_them() {
-        for (path, ranks) in PATHS.into_iter().flat_map(|p| [(p, 2), (p, 3), (p, 16)]) {
-            for bytes in (0..=32).map(|k| 1u64 << k) {
-                let (choice, limits) = (choose(path, ranks, bytes, Kind::F32, Op::Sum), limits(path, ranks));
-                assert!(!choice.kernel.starts_with("narrow") || bytes <= limits.narrow);
-                assert!(!choice.kernel.starts_with("whole") || bytes <= limits.whole);
+    fn a_rank_in_place_and_one_out_of_place_have_the_same_plan() {
+        for setting in [2, 3].into_iter().flat_map(settings) {
+            for bytes in (0..=34).flat_map(|k| [1u64 << k, (1 << k) - 1, 3 << k]) {
+                let [one, other] = [true, false].map(|in_place| choose(setting, bytes, Op::Sum, in_place).plan());
+                assert_eq!(one, other, "{setting:?} {bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn candidates_are_choices_too() {
+        for setting in settings(2) {
+            for bytes in (4..=30).map(|k| 1u64 << k) {
+                candidates(setting, bytes).iter().for_each(|choice| check(setting, choice, bytes));
             }
         }
     }

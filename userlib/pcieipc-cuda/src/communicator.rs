@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A group of ranks with a device each, and what they do together.
 
+mod engine;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -18,9 +19,11 @@ use pcieipc::{
     reduce::{Kind, Op},
 };
 
+use engine::Engine;
+
 use crate::{
     abi::{ARG_ALIGNED, ARG_NOOP, Args, Layout, State},
-    choice::{Choice, Path, choose},
+    choice::{Choice, Path, Setting, choose},
     control::{Shared, Words},
     driver::{Address, Device, Event, Function, Launch, Stream},
     kernels::KINDS,
@@ -53,6 +56,10 @@ pub struct Options {
     pub setup: Duration,
     /// Kernel launches may overlap the end of the kernel before (devices of capability 9.0 and later).
     pub overlap: bool,
+    /// Device memory for what copy engines of a peer bring, where two devices have NVLink between them; 0 leaves all to kernels, which is
+    /// the default, because between processes engines were measured to be slower (docs/gpu-notes.md). A device
+    /// gives at most a 256th of its memory.
+    pub staging: u64,
 }
 
 impl Default for Options {
@@ -63,6 +70,7 @@ impl Default for Options {
             kinds: KINDS.to_vec(),
             setup: Duration::from_secs(180),
             overlap: true,
+            staging: 0,
         }
     }
 }
@@ -97,6 +105,9 @@ pub struct Communicator {
     slowest: Path,
     options: Options,
     order: Event,
+    engine: Option<Engine>,
+    /// The call before was a copy engine's.
+    behind_copy: bool,
     last: Option<(Stream, Option<u64>)>,
     captured: bool,
     failed: bool,
@@ -145,9 +156,15 @@ impl Communicator {
         self.slowest
     }
 
+    /// What all calls have in common.
+    pub fn setting(&self) -> Setting {
+        let chunk = if self.engine.is_some() { self.args.layout.chunk } else { 0 };
+        Setting { path: self.slowest, ranks: self.ranks(), chunk }
+    }
+
     /// The kernel that a call would use.
-    pub fn choice(&self, bytes: u64, kind: Kind, op: Op) -> Choice {
-        choose(self.slowest, self.ranks(), bytes, kind, op)
+    pub fn choice(&self, bytes: u64, op: Op, in_place: bool) -> Choice {
+        choose(self.setting(), bytes, op, in_place)
     }
 
     /// How long the kernels of this rank wait, from now on; also those in graphs that were captured before.
@@ -175,7 +192,7 @@ impl Communicator {
         if (input.at | output.at) % kind.size() as u64 != 0 {
             return Err(Error::Argument(format!("a tensor of {} that is not aligned to its elements", kind.name())));
         }
-        let choice = self.choice(bytes, kind, op);
+        let choice = self.choice(bytes, op, input.at == output.at);
         // SAFETY: the caller's promise.
         unsafe { self.launch(input.at, output.at, bytes, kind, op, &choice, stream) }
     }
@@ -209,13 +226,25 @@ impl Communicator {
         args.bytes = bytes;
         args.op = op_code(op);
         args.push_warps = choice.push_warps;
-        args.piece = choice.tile;
+        args.piece = choice.tile.max(choice.linger);
+        args.prefix = choice.prefix.min(bytes & !15);
         args.flags = if (input | output) % 16 == 0 { ARG_ALIGNED } else { 0 };
         args.header = header(self.args.layout, kind, op, bytes, choice);
-        let launch = Launch { blocks: choice.blocks, threads: choice.threads + 32, overlap: self.options.overlap };
+        // A kernel behind a copy has nothing to overlap with.
+        let behind_copy = std::mem::replace(&mut self.behind_copy, choice.by_engine());
+        let overlap = self.options.overlap && !behind_copy;
+        let launch = Launch { blocks: choice.blocks, threads: choice.threads + 32, overlap };
         // SAFETY: the caller vouches for the tensors; all else belongs to this communicator, whose drop waits for its kernels and
         // leaves captured ones a dead state.
-        unsafe { self.device.launch(function, launch, &args, stream) }?;
+        unsafe {
+            match &mut self.engine {
+                Some(engine) if choice.by_engine() => engine.launch(&*self.device, function, launch, &args, stream, capture)?,
+                None if choice.by_engine() => {
+                    return Err(Error::Argument("this communicator has no staging for copy engines".into()));
+                }
+                _ => self.device.launch(function, launch, &args, stream)?,
+            }
+        }
         self.captured |= capture.is_some();
         self.last = Some((stream, capture));
         Ok(())
@@ -271,6 +300,9 @@ impl Communicator {
             // SAFETY: with this flag a kernel touches nothing.
             unsafe { self.device.launch(*function, Launch { blocks: 1, threads: 96, overlap: false }, &args, Stream(0)) }?;
         }
+        if let Some(engine) = &self.engine {
+            engine.warm_up(&*self.device, &self.args)?;
+        }
         self.device.synchronize(Stream(0))
     }
 
@@ -302,18 +334,10 @@ fn op_code(op: Op) -> u32 {
 
 /// What ranks must agree on in a call: type and operation, length, and the plan.
 fn header(layout: Layout, kind: Kind, op: Op, bytes: u64, choice: &Choice) -> [u32; 4] {
-    let numbers = [
-        choice.blocks.into(),
-        choice.threads.into(),
-        choice.push_warps.into(),
-        choice.tile.into(),
-        layout.half,
-        layout.whole,
-        layout.slots,
-    ];
+    let (name, form) = choice.plan();
+    let numbers = [form[0], form[1], form[2], layout.half, layout.lines, layout.slots, layout.chunk];
     // FNV-1a: told apart, not protected from malice.
-    let plan = choice
-        .kernel
+    let plan = name
         .bytes()
         .chain(numbers.iter().flat_map(|n: &u64| n.to_le_bytes()))
         .fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -327,17 +351,25 @@ impl Drop for Communicator {
         if self.failed {
             self.words.abort(self.rank(), "the communicator was dropped after an error");
         }
-        let met =
-            drained && !self.failed && self.group.exchange("leaving the communicator", &[], &[], Duration::from_secs(5)).is_ok();
+        // Replays of a copy engine's graph write to the peer whatever became of the communicator: its memory must stay.
+        let copies = self.engine.as_ref().is_some_and(Engine::is_captured);
+        let leave =
+            |group: &mut Group| group.exchange("leaving the communicator", &[u8::from(copies)], &[], Duration::from_secs(5));
+        let told = if drained && !self.failed { leave(&mut self.group).ok() } else { None };
+        let met = told.is_some();
+        let copied_to = told.is_none_or(|told| told.iter().any(|(bytes, _)| bytes.first() == Some(&1)));
         // Replays of what was captured find a dead state and do nothing.
         let mut dead = [0u8; size_of::<State>()];
         dead[4..8].copy_from_slice(&crate::abi::CODE_ABORTED.to_le_bytes());
         let _ = self.device.write(self.state, &dead);
         self.watchdog = None;
+        if copies || !drained {
+            self.remotes.drain(..).for_each(std::mem::forget);
+        }
         self.remotes.clear();
         // Nobody frees what another has open.
         let closed = met && self.group.exchange("closing the mailboxes", &[], &[], Duration::from_secs(5)).is_ok();
-        if !closed {
+        if !closed || copied_to {
             if let Some(mailbox) = &mut self.device_mailbox {
                 mailbox.quarantine();
             }

@@ -20,13 +20,15 @@ use crate::driver::refused;
 
 const SOURCE: &str = include_str!("../kernels/allreduce.cu");
 const PROBE: &str = include_str!("../kernels/probe.cu");
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 8] = [
     ("protocol.h", include_str!("../kernels/protocol.h")),
     ("device_ops.h", include_str!("../kernels/device_ops.h")),
     ("reduce.h", include_str!("../kernels/reduce.h")),
     ("memory.h", include_str!("../kernels/memory.h")),
     ("oneshot.h", include_str!("../kernels/oneshot.h")),
+    ("flow.h", include_str!("../kernels/flow.h")),
     ("stream.h", include_str!("../kernels/stream.h")),
+    ("engine.h", include_str!("../kernels/engine.h")),
 ];
 
 /// All element types.
@@ -46,19 +48,27 @@ pub const KINDS: [Kind; 12] = [
 ];
 
 /// The kernels of one type, by name.
-pub const NAMES: [&str; 11] = [
-    "narrow_sum_two_u1",
-    "narrow_sum_two_u4",
-    "narrow_sum_many_u1",
-    "narrow_any_many_u1",
+pub const NAMES: [&str; 17] = [
+    "pair_sum_two_u1",
+    "pair_sum_two_u2",
+    "pair_sum_many_u1",
+    "pair_any_many_u1",
     "whole_sum_two_u1",
     "whole_sum_two_u2",
+    "whole_wide_sum_two_u1",
     "whole_sum_many_u1",
     "whole_any_many_u1",
+    "pair_flow_sum_two_p4u2",
+    "whole_flow_sum_two_p4u1",
+    "whole_flow_sum_two_p4u2",
+    "whole_flow_sum_two_p8u2",
     "stream_sum_two_u4",
     "stream_sum_many_u2",
     "stream_any_many_u1",
+    "engine_sum_two_u4",
 ];
+/// The kernel that holds a copy engine back until the peer has consumed what the copy overwrites.
+pub const GATE: &str = "gate";
 
 /// The C++ type of an element.
 pub fn element(kind: Kind) -> &'static str {
@@ -266,12 +276,16 @@ mod tests {
                 let (macro_name, rest) = line.split_once('(')?;
                 let words: Vec<&str> = rest.trim_end_matches(')').split(", ").collect();
                 match (macro_name, words.as_slice()) {
-                    ("LINES", [format, _, op, _, size, _, unroll, _]) => Some(format!("{format}_{op}_{size}_u{unroll}")),
+                    ("LINES", [format, _, op, _, size, _, unroll]) => Some(format!("{format}_{op}_{size}_u{unroll}")),
+                    ("WIDE", [format, _, op, _, size, _, unroll]) => Some(format!("{format}_wide_{op}_{size}_u{unroll}")),
+                    ("FLOW", [format, _, op, _, size, push, take]) => Some(format!("{format}_flow_{op}_{size}_p{push}u{take}")),
                     ("STREAM", [op, _, size, _, unroll, _]) => Some(format!("stream_{op}_{size}_u{unroll}")),
+                    ("ENGINE", [op, _, size, unroll, _]) => Some(format!("engine_{op}_{size}_u{unroll}")),
                     _ => None,
                 }
             })
             .collect();
+        assert!(SOURCE.contains(&format!("void {GATE}(")));
         assert_eq!(made, NAMES);
     }
 

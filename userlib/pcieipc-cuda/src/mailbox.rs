@@ -11,6 +11,22 @@ use crate::{
     driver::{Address, Device, Handle, Stream},
 };
 
+/// What empty lines hold.
+fn pattern(empty: [u32; 4], lines: usize) -> Vec<u8> {
+    empty.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>().repeat(lines)
+}
+
+/// A rank's mailbox in host memory; lines are empty, all else is zero.
+pub fn host_mailbox(device: &Arc<dyn Device>, layout: &Layout, ranks: usize, empty: [u32; 4]) -> Result<Shared> {
+    let shared = Shared::new(device, layout.host_bytes())?;
+    for (at, bytes) in layout.empties(ranks, false) {
+        let lines = pattern(empty, bytes as usize / 16);
+        // SAFETY: inside the memory, which nobody else knows yet.
+        unsafe { shared.start().as_ptr().add(at as usize).copy_from_nonoverlapping(lines.as_ptr(), lines.len()) };
+    }
+    Ok(shared)
+}
+
 /// This rank's mailbox on its device.
 #[derive(Debug)]
 pub struct DeviceMailbox {
@@ -22,9 +38,9 @@ pub struct DeviceMailbox {
 }
 
 impl DeviceMailbox {
-    /// New memory; whole lines are empty, all else is zero.
+    /// New memory; lines are empty, all else is zero.
     pub fn new(device: &Arc<dyn Device>, layout: &Layout, ranks: usize, empty: [u32; 4]) -> Result<Self> {
-        let bytes = layout.bytes();
+        let bytes = layout.device_bytes(ranks);
         let mailbox = Self { device: device.clone(), base: device.alloc(bytes)?, bytes, quarantined: false };
         mailbox.clear(layout, ranks, empty)?;
         Ok(mailbox)
@@ -34,14 +50,18 @@ impl DeviceMailbox {
     pub fn clear(&self, layout: &Layout, ranks: usize, empty: [u32; 4]) -> Result<()> {
         self.device.fill(self.base, 0, self.bytes / 4, Stream(0))?;
         self.device.synchronize(Stream(0))?;
-        let pattern: Vec<u8> = empty.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>().repeat(1 << 14);
-        for part in (0..2).flat_map(|half| (0..ranks as u64).map(move |sender| half * layout.half + sender * layout.sender)) {
-            for at in (0..layout.whole_bytes).step_by(pattern.len()) {
-                let len = (layout.whole_bytes - at).min(pattern.len() as u64) as usize;
-                self.device.write(self.base + part + layout.whole + at, &pattern[..len])?;
+        let pattern = pattern(empty, 1 << 12);
+        for (at, bytes) in layout.empties(ranks, true) {
+            // Written once, then copied twice as far each time.
+            let mut done = bytes.min(pattern.len() as u64);
+            self.device.write(self.base + at, &pattern[..done as usize])?;
+            while done < bytes {
+                let more = done.min(bytes - done);
+                self.device.copy(self.base + at + done, self.base + at, more, Stream(0))?;
+                done += more;
             }
         }
-        Ok(())
+        self.device.synchronize(Stream(0))
     }
 
     /// Where it is.
@@ -89,7 +109,7 @@ impl Remote {
     /// Maps what another rank passed.
     pub fn host(device: &Arc<dyn Device>, mut files: Vec<OwnedFd>, layout: &Layout) -> Result<Self> {
         let file = files.pop().ok_or_else(|| Error::Meeting("a rank passed no memory for its mailbox".into()))?;
-        Ok(Self::Host(Shared::of(device, file, layout.bytes())?))
+        Ok(Self::Host(Shared::of(device, file, layout.host_bytes())?))
     }
 
     /// Where this rank's device sees it.

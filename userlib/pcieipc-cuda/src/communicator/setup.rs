@@ -5,14 +5,14 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use pcieipc::{Error, Result, group::Group};
 
-use super::{Communicator, Options, PathChoice};
+use super::{Communicator, Options, PathChoice, engine::Engine};
 use crate::{
     abi::{Args, Layout, MAX_RANKS, State},
-    choice::{BLOCKS, Path, limits},
+    choice::{BLOCKS, LEAST_CHUNK, Path, limits},
     control::{CONTROL_BYTES, Shared, Words},
     driver::{Device, PeerClaim, Stream, refused},
     kernels,
-    mailbox::{DeviceMailbox, Remote},
+    mailbox::{DeviceMailbox, Remote, host_mailbox},
     proof::{PATTERN_BYTES, Probe},
     watchdog::Watchdog,
 };
@@ -22,6 +22,8 @@ struct Facts {
     process: u32,
     ordinal: i32,
     mig: bool,
+    /// Bytes that it has for staging.
+    staging: u64,
     random: [u32; 4],
     pci: String,
 }
@@ -32,6 +34,7 @@ impl Facts {
         bytes.extend(self.process.to_le_bytes());
         bytes.extend(self.ordinal.to_le_bytes());
         bytes.push(u8::from(self.mig));
+        bytes.extend(self.staging.to_le_bytes());
         self.random.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
         bytes.extend(self.pci.as_bytes());
         bytes
@@ -39,9 +42,10 @@ impl Facts {
     fn from_bytes(rank: usize, peer: usize, bytes: &[u8]) -> Result<Self> {
         let word = |at: usize| bytes.get(at..at + 4).and_then(|b| Some(u32::from_le_bytes(b.try_into().ok()?)));
         let parse = || {
-            let random = [word(9)?, word(13)?, word(17)?, word(21)?];
-            let pci = String::from_utf8(bytes.get(25..)?.to_vec()).ok()?;
-            Some(Self { process: word(0)?, ordinal: word(4)? as i32, mig: *bytes.get(8)? != 0, random, pci })
+            let staging = u64::from(word(9)?) | u64::from(word(13)?) << 32;
+            let random = [word(17)?, word(21)?, word(25)?, word(29)?];
+            let pci = String::from_utf8(bytes.get(33..)?.to_vec()).ok()?;
+            Some(Self { process: word(0)?, ordinal: word(4)? as i32, mig: *bytes.get(8)? != 0, staging, random, pci })
         };
         parse().ok_or_else(|| Error::Corrupt { rank, peer, what: "the facts about its device".into(), endpoint: None })
     }
@@ -106,7 +110,7 @@ fn slowest(paths: &[Vec<Path>]) -> Path {
 /// Options that decide what ranks choose must be the same.
 fn agree_on_options(group: &mut Group, options: &Options, wait: Duration) -> Result<()> {
     let kinds: Vec<&str> = options.kinds.iter().map(|k| k.name()).collect();
-    let ours = format!("path {:?}, types {}", options.path, kinds.join(" "));
+    let ours = format!("path {:?}, types {}, staging {}", options.path, kinds.join(" "), options.staging);
     let rank = group.rank();
     for (peer, (theirs, _)) in group.exchange("options", ours.as_bytes(), &[], wait)?.into_iter().enumerate() {
         if peer != rank && theirs != ours.as_bytes() {
@@ -123,8 +127,15 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         return Err(Error::Argument(format!("{ranks} ranks; a communicator has at most {MAX_RANKS}")));
     }
     let facts = device.facts();
-    let own =
-        Facts { process: std::process::id(), ordinal: facts.ordinal, mig: facts.mig, random: random()?, pci: facts.pci.clone() };
+    let own = Facts {
+        process: std::process::id(),
+        ordinal: facts.ordinal,
+        mig: facts.mig,
+        // A small device has better uses for its memory.
+        staging: options.staging.min(facts.memory_bytes / 256),
+        random: random()?,
+        pci: facts.pci.clone(),
+    };
     agree_on_options(&mut group, &options, wait)?;
     let given = group.exchange("devices", &own.to_bytes(), &[], wait)?;
     let mut all = Vec::new();
@@ -134,12 +145,13 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     }
     let empty = all[0].random;
 
-    let mut kernels = HashMap::new();
+    let (mut kernels, mut gate) = (HashMap::new(), None);
     for kind in &options.kinds {
         let module = device.kernels(Some(*kind))?;
         for name in kernels::NAMES {
             kernels.insert((*kind, name), device.function(module, name)?);
         }
+        gate = Some(device.function(module, kernels::GATE)?);
     }
 
     let mut views = claims(&options, &device, rank, &all);
@@ -147,7 +159,10 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     // The layout must be known before the proof, and the proof can only make paths slower: host limits then fit too.
     let make_layout = |path: Path| {
         let limits = limits(path, ranks);
-        Layout::new(ranks, limits.narrow, limits.whole, limits.tile, BLOCKS[usize::from(path != Path::Host)].into())
+        // Two chunks; a whole number of tiles each.
+        let chunk = all.iter().map(|f| f.staging / 2).min().unwrap_or(0) & !(LEAST_CHUNK - 1);
+        let chunk = if path == Path::PeerWide && ranks == 2 { chunk } else { 0 };
+        Layout::new(ranks, limits.lines, limits.tile, BLOCKS[usize::from(path != Path::Host)].into(), chunk)
     };
     let layout = make_layout(slowest(&claimed).max(if claimed.iter().flatten().any(|p| *p != Path::Host) {
         Path::Peer
@@ -171,11 +186,11 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         }
         // The proof: what this rank writes to each peer, and what each peer finds.
         let probe = Probe::new(&device)?;
-        let part = |sender: usize| sender as u64 * layout.sender + layout.slots;
+        let part = |reader: usize, sender: usize| Layout::place(reader, sender) * layout.sender + layout.slots;
         debug_assert!(layout.sender - layout.slots >= 2 * PATTERN_BYTES);
         for peer in 0..ranks {
             if let Some(remote) = &remotes[peer] {
-                if let Err(error) = probe.write(remote.address() + part(rank), rank, peer) {
+                if let Err(error) = probe.write(remote.address() + part(peer, rank), rank, peer) {
                     views[peer] = Err(format!("writing to it failed: {error}"));
                 }
             }
@@ -183,7 +198,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         group.exchange("the proof of the paths", &[], &[], wait)?;
         for peer in (0..ranks).filter(|p| reachable[*p]) {
             if views[peer].is_ok() {
-                match probe.wrong(mailbox.base() + part(peer), peer, rank) {
+                match probe.wrong(mailbox.base() + part(rank, peer), peer, rank) {
                     Ok(0) => {}
                     Ok(wrong) => views[peer] = Err(format!("{wrong} words that it wrote did not arrive as they were written")),
                     Err(error) => views[peer] = Err(format!("reading what it wrote failed: {error}")),
@@ -202,9 +217,9 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     }
 
     let any_host = ranks > 1 && slowest == Path::Host;
-    let host_mailbox = any_host.then(|| Shared::new(&device, layout.bytes())).transpose()?;
+    let host_box = any_host.then(|| host_mailbox(&device, &layout, ranks, empty)).transpose()?;
     let control_file = if rank == 0 { Some(Shared::new(&device, CONTROL_BYTES)?) } else { None };
-    let files: Vec<_> = host_mailbox.iter().chain(control_file.iter()).map(Shared::file).collect();
+    let files: Vec<_> = host_box.iter().chain(control_file.iter()).map(Shared::file).collect();
     let given = group.exchange("memory", &[], &files, wait)?;
     drop(files);
     let mut control = control_file;
@@ -241,6 +256,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         op: 0,
         flags: 0,
         empty,
+        prefix: 0,
         layout,
         tx: [0; MAX_RANKS],
         rx: [0; MAX_RANKS],
@@ -248,7 +264,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     for (peer, remote) in remotes.iter().enumerate() {
         if let Some(remote) = remote {
             args.tx[peer] = remote.address();
-            args.rx[peer] = match (paths[rank][peer], &host_mailbox, &device_mailbox) {
+            args.rx[peer] = match (paths[rank][peer], &host_box, &device_mailbox) {
                 (Path::Host, Some(shared), _) => shared.address(),
                 (_, _, Some(mailbox)) => mailbox.base(),
                 _ => return Err(refused("sharing memory", "a path without a mailbox", "this should not happen")),
@@ -262,16 +278,21 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         kernels,
         remotes,
         device_mailbox,
-        _host_mailbox: host_mailbox,
+        _host_mailbox: host_box,
         words,
         state,
         order: device.event(false)?,
+        engine: match (gate, layout.chunk > 0 && slowest == Path::PeerWide) {
+            (Some(gate), true) => Some(Engine::new(&device, gate)?),
+            _ => None,
+        },
         group,
         args,
         paths: paths[rank].iter().enumerate().map(|(peer, path)| (peer != rank).then_some(*path)).collect(),
         reasons: views.into_iter().map(|v| v.err()).collect(),
         slowest,
         options,
+        behind_copy: false,
         last: None,
         captured: false,
         failed: false,

@@ -10,7 +10,8 @@ use crate::{
     control::{Told, Words},
 };
 
-const STEPS: [&str; 3] = ["the header of a call", "a line of data", "a tile of data"];
+const STEPS: [&str; 5] =
+    ["the header of a call", "a line of data", "a tile of data", "a copy engine's data", "the credit for a copy engine"];
 const HEADER: [&str; 4] = ["type and operation", "the length in bytes", "the length in bytes (high half)", "the plan"];
 
 /// What this rank's calls came to, if they failed or can not go on.

@@ -166,6 +166,9 @@ impl Device for Fake {
     fn stream(&self) -> Result<Stream> {
         Ok(Stream(1))
     }
+    fn lane(&self) -> Result<Stream> {
+        Ok(Stream(2))
+    }
     fn is_done(&self, _: Stream) -> Result<bool> {
         Ok(true)
     }

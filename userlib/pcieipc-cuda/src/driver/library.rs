@@ -90,6 +90,8 @@ functions! {
     pointer = "cuPointerGetAttribute"(*mut c_void, c_int, u64);
     range = "cuMemGetAddressRange_v2"(*mut u64, *mut usize, u64);
     stream = "cuStreamCreate"(*mut Ptr, c_uint);
+    priorities = "cuCtxGetStreamPriorityRange"(*mut c_int, *mut c_int);
+    lane = "cuStreamCreateWithPriority"(*mut Ptr, c_uint, c_int);
     query = "cuStreamQuery"(Ptr);
     synchronize = "cuStreamSynchronize"(Ptr);
     event = "cuEventCreate"(*mut Ptr, c_uint);

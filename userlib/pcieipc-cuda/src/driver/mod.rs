@@ -231,6 +231,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `System`.
     fn stream(&self) -> Result<Stream>;
+    /// A stream of the highest priority, for copies and the kernels that gate them.
+    ///
+    /// # Errors
+    /// `System`.
+    fn lane(&self) -> Result<Stream>;
     /// Whether all work of the stream is done.
     ///
     /// # Errors

@@ -298,6 +298,14 @@ impl Device for Context {
         self.call("cuStreamCreate", |s| unsafe { (s.stream)(&mut stream, 1) })?;
         Ok(Stream(stream as usize))
     }
+    fn lane(&self) -> Result<Stream> {
+        let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
+        // SAFETY: see above the block.
+        self.call("cuCtxGetStreamPriorityRange", |s| unsafe { (s.priorities)(&mut least, &mut greatest) })?;
+        // SAFETY: see above the block.
+        self.call("cuStreamCreateWithPriority", |s| unsafe { (s.lane)(&mut stream, 1, greatest) })?;
+        Ok(Stream(stream as usize))
+    }
     fn is_done(&self, stream: Stream) -> Result<bool> {
         let mut done = false;
         self.call("cuStreamQuery", |s| {

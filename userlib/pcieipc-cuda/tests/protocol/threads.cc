@@ -15,7 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "stream.h"
+#include "engine.h"
+#include "flow.h"
 
 namespace pcieipc {
 thread_local u64 random_state = 1;
@@ -56,7 +57,7 @@ struct Barrier {
     if (wait) changed.wait(held, [&] { return turn != now; });
   }
 };
-struct Block { Barrier barriers[16]; StreamShared shared; };
+struct Block { Barrier barriers[16]; StreamShared shared; FlowShared flow; };
 
 // A thread of a block, in the place of `Gpu`.
 struct Host {
@@ -82,16 +83,37 @@ struct Rank {
   Block blocks[BLOCKS];
 };
 
-enum Kernel { NARROW_TWO, NARROW_MANY, WHOLE_TWO, WHOLE_MANY, STREAM_TWO, STREAM_MANY, KERNELS };
+enum Kernel { PAIR_TWO, PAIR_MANY, WHOLE_TWO, WHOLE_MANY, FLOW_TWO, WIDE_TWO, STREAM_TWO, STREAM_MANY, ENGINE_TWO, KERNELS };
+static bool for_many(Kernel k) { return k == PAIR_MANY || k == WHOLE_MANY || k == STREAM_MANY; }
 
 static void run(Host t, const Args& a, Kernel kernel) {
   switch (kernel) {
-    case NARROW_TWO: return oneshot_lines<Element, true, Narrow, 2, 2>(t, a);
-    case NARROW_MANY: return oneshot_lines<Element, false, Narrow, 0, 1>(t, a);
+    case PAIR_TWO: return oneshot_lines<Element, true, Pair, 2, 2>(t, a);
+    case PAIR_MANY: return oneshot_lines<Element, false, Pair, 0, 1>(t, a);
     case WHOLE_TWO: return oneshot_lines<Element, true, Whole, 2, 4>(t, a);
     case WHOLE_MANY: return oneshot_lines<Element, false, Whole, 0, 1>(t, a);
+    case FLOW_TWO: return oneshot_flow<Element, true, Pair, 3, 2>(t, a, t.of->flow);
+    case WIDE_TWO: return oneshot_lines<Element, true, Whole, 2, 1, true>(t, a);
+    case ENGINE_TWO: return engine_stream<Element, true, 2>(t, a, t.of->shared);
     case STREAM_TWO: return oneshot_stream<Element, true, 2, 2>(t, a, t.of->shared);
     default: return oneshot_stream<Element, false, 0, 1>(t, a, t.of->shared);
+  }
+}
+
+// What a copy engine does of a call, and the gates before its copies.
+static void copy_engine(const Args& a) {
+  static Block nobody;
+  const Host gate{&nobody, 0, 0, 1, 0};
+  const u64 whole = a.bytes & ~(u64)15, chunk = a.layout.chunk;
+  for (u32 j = 0; j * chunk < a.bytes; j++) {
+    if (j >= 2) {
+      Args g = a;
+      g.piece = j;
+      engine_gate(gate, g);
+    }
+    u64 i = j * chunk > a.prefix ? j * chunk : a.prefix;
+    u8* to = staging_of(a.tx[1 - a.rank], a.layout, 1 - a.rank, a.rank);
+    for (; i < whole && i < (j + 1) * chunk; i += 16) store_line(to + i % (2 * chunk), load_passing16(a.in + i));
   }
 }
 
@@ -108,28 +130,30 @@ int main(int argc, char** argv) {
   std::memset(&layout, 0, sizeof layout);
   layout.flags = HEADERS_BYTES;
   layout.lines = 4096; layout.lines_bytes = 16384;
-  layout.whole = layout.lines + layout.lines_bytes; layout.whole_bytes = 8192;
   layout.slot_bytes = 256;
-  layout.slots = layout.whole + layout.whole_bytes;
+  layout.slots = layout.lines + layout.lines_bytes;
   layout.sender = layout.slots + BLOCKS * SLOTS * layout.slot_bytes;
-  layout.half = layout.sender * ranks;
+  layout.half = layout.sender * (ranks - 1);
+  layout.staging = 2 * layout.half; layout.chunk = 4096;
   const u32 empty[4] = {0x9e3779b9, 0x7f4a7c15, 0xf39cc060, 0x5cedc835};
   std::vector<Rank> all(ranks);
   for (auto& rank : all) {
     std::memset(&rank.state, 0, sizeof rank.state);
-    // Near the wrap of the epoch, and of what cleans lines.
-    rank.state.epoch = rank.state.busy = seed % 2 ? 0xfffffff7u : (LL_CLEAN_MASK << 1) - 8;
-    rank.mailbox.assign(2 * layout.half, 0);
-    for (u64 part = 0; part < 2 * ranks; part++)
-      for (u64 i = 0; i < layout.whole_bytes; i += 16) std::memcpy(&rank.mailbox[part * layout.sender + layout.whole + i], empty, 16);
+    // Near the wrap of the epoch.
+    rank.state.epoch = rank.state.busy = seed % 2 ? 0xfffffff7u : 1;
+    rank.mailbox.assign(2 * layout.half + (ranks - 1) * 2 * layout.chunk, 0);
+    for (u64 part = 0; part < 2 * (ranks - 1); part++)
+      for (u64 i = 0; i < layout.lines_bytes; i += 16) std::memcpy(&rank.mailbox[part * layout.sender + layout.lines + i], empty, 16);
+    for (u64 i = 0; i < (ranks - 1) * 2 * layout.chunk; i += 16) std::memcpy(&rank.mailbox[layout.staging + i], empty, 16);
   }
   u32 failures = 0;
   for (u32 call = 0; call < calls && failures == 0; call++) {
     const bool two = ranks == 2;
-    const Kernel kernel = (Kernel)(random_word() % 3 * 2 + (two ? random_word() % 2 : 1));
+    Kernel kernel;
+    do kernel = (Kernel)(random_word() % KERNELS); while (!two && !for_many(kernel));
     const u32 most = kernel >= STREAM_TWO ? 20000 : 2000;
     const u32 count = (u32)(random_word() % most);
-    const u32 op = kernel % 2 ? (u32)(random_word() % 5) : 0;
+    const u32 op = for_many(kernel) ? (u32)(random_word() % 5) : 0;
     const u32 absent = mode == "dead" && call == calls / 2 ? ranks - 1 : ranks;
     const bool differs = mode == "short" && call == calls / 2;
     if (absent < ranks)
@@ -139,7 +163,10 @@ int main(int argc, char** argv) {
       for (auto& e : rank.input) e = (int)(random_word() % 2000) - 1000;
     }
     std::vector<Args> args(ranks);
+    const u64 prefix = random_word() % 3 * 512;
     std::vector<std::thread> threads;
+    std::vector<Block*> all_blocks;
+    for (auto& rank : all) all_blocks.push_back(rank.blocks);
     for (u32 r = 0; r < ranks; r++) {
       Args& a = args[r];
       std::memset(&a, 0, sizeof a);
@@ -150,11 +177,32 @@ int main(int argc, char** argv) {
       a.bytes = (differs && r == 1 ? count / 2 : count) * sizeof(Element);
       a.rank = r; a.ranks = ranks; a.op = op; a.flags = ARG_ALIGNED; a.layout = layout;
       a.header[0] = op; a.header[1] = (u32)a.bytes; a.header[3] = kernel;
-      a.push_warps = 2; a.piece = 256;
+      a.push_warps = kernel == FLOW_TWO ? 1 : 2; a.piece = kernel >= STREAM_TWO ? 256 : 0;
+      a.prefix = prefix < a.bytes ? prefix : a.bytes & ~(u64)15;
       std::memcpy(a.empty, empty, 16);
       for (u32 j = 0; j < ranks; j++) { a.tx[j] = all[j].mailbox.data(); a.rx[j] = all[r].mailbox.data(); }
       if (r == absent) continue;
       const u32 data = kernel >= STREAM_TWO ? 2 + 2 + 3 : 3;
+      if (kernel == ENGINE_TWO && r != absent) {
+        const u64 own = random_word() | 1;
+        threads.emplace_back([=, &a] {
+          random_state = own;
+          static Block nobody[2];
+          Args g = a;
+          g.piece = 0;
+          engine_gate(Host{&nobody[r], 0, 0, 1, 0}, g);
+          std::thread engine([=, &a] { random_state = own + 2; copy_engine(a); });
+          std::vector<std::thread> kernel_threads;
+          for (u32 b = 0; b < BLOCKS; b++)
+            for (u32 i = 0; i <= data; i++) {
+              Host t{&all_blocks[r][b], i, b, BLOCKS, data};
+              kernel_threads.emplace_back([=, &a] { random_state = own + 4 + 2 * (b * 32 + i); run(t, a, kernel); });
+            }
+          for (auto& t : kernel_threads) t.join();
+          engine.join();
+        });
+        continue;
+      }
       const u64 late = mode == "late" && r == call % ranks ? random_word() % 3000 : 0;
       for (u32 b = 0; b < BLOCKS; b++)
         for (u32 i = 0; i <= data; i++) {
