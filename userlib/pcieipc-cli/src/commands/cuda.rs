@@ -2,6 +2,7 @@
 //! `pcieipc cuda`: what the devices of this host can do, and how fast.
 
 mod bench;
+mod beside;
 mod check;
 mod compile;
 mod crew;
@@ -9,6 +10,7 @@ mod nccl;
 mod numbers;
 mod order;
 mod probe;
+mod product;
 mod side;
 mod tune;
 mod worker;
@@ -28,6 +30,7 @@ pub struct Cuda {
 enum Command {
     Probe(probe::Probe),
     Bench(bench::Bench),
+    Beside(beside::Beside),
     Check(check::Check),
     Compile(compile::Compile),
     Tune(tune::Tune),
@@ -40,7 +43,12 @@ impl Cuda {
     pub fn json(&self) -> bool {
         match &self.command {
             Command::Probe(command) => command.json,
-            Command::Bench(_) | Command::Check(_) | Command::Compile(_) | Command::Tune(_) | Command::Worker(_) => false,
+            Command::Bench(_)
+            | Command::Beside(_)
+            | Command::Check(_)
+            | Command::Compile(_)
+            | Command::Tune(_)
+            | Command::Worker(_) => false,
         }
     }
 
@@ -48,6 +56,7 @@ impl Cuda {
         match self.command {
             Command::Probe(command) => command.run(),
             Command::Bench(command) => command.run(),
+            Command::Beside(command) => command.run(),
             Command::Check(command) => command.run(),
             Command::Compile(command) => command.run(),
             Command::Tune(command) => command.run(),

@@ -24,11 +24,11 @@ pub struct Bench {
     /// How many ranks
     #[arg(long, default_value_t = 2)]
     pub ranks: usize,
-    /// peer, host, or both one after the other
-    #[arg(long, default_value = "both")]
+    /// peer, host, auto (what there is, beside the peers of the peer path), or both one after the other
+    #[arg(long, default_value = "both", value_parser = ["peer", "host", "auto", "both"])]
     pub path: String,
     /// Sizes in bytes, separated by commas; KiB, MiB and GiB as suffixes
-    #[arg(long, default_value = "1KiB,4KiB,8KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB,1GiB")]
+    #[arg(long, default_value = "1KiB,4KiB,8KiB,16KiB,64KiB,256KiB,512KiB,1MiB,2MiB,4MiB,16MiB,64MiB,256MiB,1GiB")]
     pub sizes: String,
     /// Element type
     #[arg(long, default_value = "bf16")]
@@ -237,8 +237,8 @@ impl Bench {
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let place = tempfile::tempdir().map_err(|e| Failure::Run(format!("can not make a directory: {e}")))?;
         let mut rows = Vec::new();
-        for path in ["peer", "host"] {
-            if self.path != "both" && self.path != path {
+        for path in ["peer", "host", "auto"] {
+            if self.path != path && (self.path != "both" || path == "auto") {
                 continue;
             }
             let fits = |name: &&str| {

@@ -70,8 +70,8 @@ impl Trials {
             }
             Trial::Many { calls, bytes, kind: name } => self.many(c, calls, bytes, kind(&name)?),
             Trial::Graphs { bytes } => self.graphs(c, bytes),
-            Trial::One { bytes, kind: name } => self.one(c, bytes, kind(&name)?),
-            Trial::Die { rank } => self.fails(c, Duration::ZERO, |c, me| {
+            Trial::One { bytes, kind: name, in_place } => self.one(c, bytes, kind(&name)?, in_place),
+            Trial::Die { rank, bytes } => self.fails(c, bytes, Duration::ZERO, |c, me| {
                 if me == rank {
                     // As a crash would: nothing is told, no memory is given back in order.
                     // SAFETY: ends this process; signal 9 can not be handled.
@@ -80,12 +80,12 @@ impl Trials {
                 let _ = c;
                 true
             }),
-            Trial::Absent { rank, deadline } => {
+            Trial::Absent { rank, deadline, bytes } => {
                 let before = self.ground.options.deadline;
                 c.set_deadline(Duration::from_millis(deadline));
-                self.fails(c, before, |_, me| me != rank)
+                self.fails(c, bytes, before, |_, me| me != rank)
             }
-            Trial::Abort { rank } => self.fails(c, Duration::ZERO, |c, me| {
+            Trial::Abort { rank } => self.fails(c, 4 << 20, Duration::ZERO, |c, me| {
                 if me == rank {
                     // The last of the calls before is over everywhere.
                     std::thread::sleep(Duration::from_millis(100));
@@ -107,7 +107,7 @@ impl Trials {
             Trial::Rebuild => {
                 let group = self.ground.meet("again")?;
                 **c = Communicator::new(group, self.ground.device.clone(), self.ground.options.clone())?;
-                self.one(c, 100_000, Kind::F32)
+                self.one(c, 100_000, Kind::F32, false)
             }
         }
     }
@@ -174,9 +174,9 @@ impl Trials {
         Ok(wrong as u64 + u64::from(got[bytes..] != poison))
     }
 
-    fn one(&mut self, c: &mut Communicator, bytes: u64, kind: Kind) -> Result<Answer, Failure> {
+    fn one(&mut self, c: &mut Communicator, bytes: u64, kind: Kind, in_place: bool) -> Result<Answer, Failure> {
         let count = bytes / kind.size() as u64;
-        let wrong = self.compare(c, kind, Op::Sum, count, 0, false, 77)?;
+        let wrong = self.compare(c, kind, Op::Sum, count, 0, in_place, 77)?;
         Ok(Answer { compared: Some(count), wrong, ..Answer::default() })
     }
 
@@ -271,12 +271,13 @@ impl Trials {
     fn fails(
         &mut self,
         c: &mut Box<Communicator>,
+        bytes: u64,
         reset: Duration,
         join: impl Fn(&mut Communicator, usize) -> bool,
     ) -> Result<Answer, Failure> {
         let stream = self.stream(0)?;
-        let memory = self.ground.device.alloc(16 << 20)?;
-        let tensor = Tensor { at: memory, count: 1 << 20 };
+        let memory = self.ground.device.alloc(bytes)?;
+        let tensor = Tensor { at: memory, count: bytes / 4 };
         let call = |c: &mut Communicator| {
             // SAFETY: the memory lives until the end of this function, after the wait; or as long as the process, after a failure.
             unsafe { c.all_reduce(tensor, tensor, Kind::F32, Op::Sum, stream) }.and_then(|()| c.wait(stream))
@@ -289,9 +290,9 @@ impl Trials {
         let told = if join(c, me) {
             (0..1000).try_for_each(|_| call(c))
         } else {
-            // Late: by then the others have given up.
+            // Late: by then the others have given up. What they sent before may complete one call, but no more.
             std::thread::sleep(Duration::from_millis(1500));
-            call(c)
+            (0..2).try_for_each(|_| call(c))
         };
         let took = begun.elapsed();
         if reset > Duration::ZERO {
@@ -433,11 +434,16 @@ impl Check {
             for (bytes, kind) in [(4096, "bf16"), (65536, "f32"), (600_000, "bf16"), (1 << 20, "i32")] {
                 value(&mut crew, Trial::Many { calls: if bytes > 65536 { calls / 10 } else { calls }, bytes, kind: kind.into() });
             }
-            for bytes in [4096, 1 << 20] {
+            // Longer than any but copy engines take, and more than their staging holds.
+            let long = if self.brief { vec![] } else { vec![(200 << 20) + 6, 40 << 20] };
+            for bytes in [4096, 1 << 20].into_iter().chain(long.last().copied()) {
                 value(&mut crew, Trial::Graphs { bytes });
             }
+            for (bytes, in_place) in long.iter().flat_map(|bytes| [(*bytes, false), (*bytes, true)]) {
+                value(&mut crew, Trial::One { bytes, kind: "bf16".into(), in_place });
+            }
             if self.huge {
-                value(&mut crew, Trial::One { bytes: 2 << 30, kind: "bf16".into() });
+                value(&mut crew, Trial::One { bytes: 2 << 30, kind: "bf16".into(), in_place: false });
             }
             crew.quit();
         }
@@ -446,9 +452,12 @@ impl Check {
             return Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         let last = self.ranks - 1;
-        let expected: [(&str, Trial, &[&str]); 5] = [
-            ("a killed peer", Trial::Die { rank: last }, &["PeerDied"]),
-            ("an absent peer", Trial::Absent { rank: last, deadline: 500 }, &["Timeout", "Aborted"]),
+        let (short, long) = (4 << 20, 48 << 20);
+        let expected: [(&str, Trial, &[&str]); 7] = [
+            ("a killed peer", Trial::Die { rank: last, bytes: short }, &["PeerDied"]),
+            ("a killed peer of long calls", Trial::Die { rank: last, bytes: long }, &["PeerDied"]),
+            ("an absent peer", Trial::Absent { rank: last, deadline: 500, bytes: short }, &["Timeout", "Aborted"]),
+            ("an absent peer of long calls", Trial::Absent { rank: last, deadline: 500, bytes: long }, &["Timeout", "Aborted"]),
             ("an abort", Trial::Abort { rank: last }, &["Aborted"]),
             ("different lengths", Trial::Differ, &["Mismatch"]),
             ("two calls at once", Trial::AtOnce, &["Argument", "Aborted"]),

@@ -11,6 +11,8 @@ pub enum Order {
     Prepare(Shape),
     /// Time what was prepared.
     Measure,
+    /// Time calls of this size alone, matrix products alone, and so many replays beside products, if any.
+    Beside { shape: Shape, replays: u32 },
     /// Compare results with the processor's, bit for bit.
     Check(Trial),
     /// End in order.
@@ -48,19 +50,28 @@ pub enum Trial {
     /// Captured and replayed, with a second graph and other streams between.
     Graphs { bytes: u64 },
     /// One tensor.
-    One { bytes: u64, kind: String },
-    /// This rank ends its process in the middle of calls; the others tell what they got.
-    Die { rank: usize },
+    One { bytes: u64, kind: String, in_place: bool },
+    /// This rank ends its process in the middle of calls of `bytes`; the others tell what they got.
+    Die { rank: usize, bytes: u64 },
     /// Ranks call with different lengths.
     Differ,
     /// This rank aborts while the others wait for it.
     Abort { rank: usize },
     /// One rank does not call at all; deadline in milliseconds.
-    Absent { rank: usize, deadline: u64 },
+    Absent { rank: usize, deadline: u64, bytes: u64 },
     /// Two streams at once, not ordered.
     AtOnce,
     /// A fresh communicator of the same group and process after a failure.
     Rebuild,
+}
+
+/// Microseconds of a call and of a matrix product, each alone and both at once.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Beside {
+    pub alone: f64,
+    pub beside: f64,
+    pub product_alone: f64,
+    pub product_beside: f64,
 }
 
 /// A worker's answer.
@@ -69,6 +80,9 @@ pub struct Answer {
     /// Microseconds a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
+    /// What was measured beside matrix products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// How many results were compared, and how many were wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compared: Option<u64>,

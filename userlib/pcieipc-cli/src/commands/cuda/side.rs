@@ -13,7 +13,11 @@ use pcieipc_cuda::{
     driver::{Address, Device, Event, Graph, Stream},
 };
 
-use super::{nccl::Nccl, order::Shape};
+use super::{
+    nccl::Nccl,
+    order::{Beside, Shape},
+    product::Product,
+};
 use crate::failure::Failure;
 
 /// One side of a comparison, at one rank.
@@ -45,7 +49,7 @@ impl Side {
         match (self, candidate) {
             (Self::Ours(communicator), Some(candidate)) => {
                 let bytes = count * kind.size() as u64;
-                let all = candidates(communicator.path(), bytes);
+                let all = candidates(communicator.setting(), bytes);
                 // SAFETY: the caller's promise.
                 unsafe { communicator.launch(input, output, bytes, kind, Op::Sum, &all[candidate % all.len()], stream) }
             }
@@ -76,6 +80,7 @@ pub struct Stage {
     events: [Event; 2],
     shape: Option<Shape>,
     graph: Option<Graph>,
+    product: Option<Product>,
 }
 
 impl Stage {
@@ -99,6 +104,7 @@ impl Stage {
             room,
             shape: None,
             graph: None,
+            product: None,
         })
     }
 
@@ -156,6 +162,46 @@ impl Stage {
         Ok(self.device.between(self.events[0], self.events[1])? / f64::from(shape.calls * shape.replays))
     }
 }
+
+impl Stage {
+    /// Calls of this shape alone, products alone, and both at once.
+    pub fn beside(&mut self, side: &mut Side, shape: Shape, replays: u32) -> Result<Beside, Failure> {
+        self.prepare(side, shape)?;
+        let alone = self.measure(side)?;
+        if self.product.is_none() {
+            self.product = Some(Product::new(&self.device)?);
+        }
+        let (Some(product), Some(shape)) = (&self.product, self.shape.clone()) else {
+            return Err(Failure::Run("nothing was prepared".into()));
+        };
+        product.enqueue(5)?;
+        product.took()?;
+        product.enqueue(PRODUCTS)?;
+        let product_alone = product.took()? / f64::from(PRODUCTS);
+        let again = |stage: &Self, side: &mut Side| match stage.graph {
+            Some(graph) => stage.device.replay(graph, stage.stream),
+            None => stage.enqueue(side, &shape, Kind::BF16, shape.calls),
+        };
+        if replays == 0 {
+            return Ok(Beside { alone, product_alone, ..Beside::default() });
+        }
+        again(self, side)?;
+        side.wait(self.stream)?;
+        product.enqueue(PRODUCTS)?;
+        self.device.record(self.events[0], self.stream)?;
+        for _ in 0..replays {
+            again(self, side)?;
+        }
+        self.device.record(self.events[1], self.stream)?;
+        let product_beside = product.took()? / f64::from(PRODUCTS);
+        side.wait(self.stream)?;
+        let beside = self.device.between(self.events[0], self.events[1])? / f64::from(replays * shape.calls);
+        Ok(Beside { alone, beside, product_alone, product_beside })
+    }
+}
+
+/// Some tens of milliseconds, against which the ranks' difference in starting is small.
+pub const PRODUCTS: u32 = 40;
 
 pub fn kind(name: &str) -> Result<Kind, Failure> {
     Kind::ALL.into_iter().find(|k| k.name() == name).ok_or_else(|| Failure::Use(format!("there is no element type {name}")))

@@ -3,7 +3,10 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use pcieipc_cuda::{Path, choice::candidates};
+use pcieipc_cuda::{
+    Options, Path,
+    choice::{Setting, candidates},
+};
 
 use super::{
     bench::{median, shape, shown, size},
@@ -31,11 +34,13 @@ impl Tune {
     pub fn run(self) -> Result<ExitCode, Failure> {
         let sizes = self.sizes.split(',').map(size).collect::<Result<Vec<_>, _>>()?;
         let path = if self.path == "host" { Path::Host } else { Path::PeerWide };
+        // As the workers' communicators have it on a device with enough memory.
+        let setting = Setting { path, ranks: 2, chunk: Options::default().staging / 2 };
         let place = tempfile::tempdir().map_err(|e| Failure::Run(format!("can not make a directory: {e}")))?;
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let mut crew = Crew::start(workers("ours", 2, &self.path, "bf16", largest, place.path())?)?;
         for bytes in sizes {
-            let all = candidates(path, bytes);
+            let all = candidates(setting, bytes);
             let mut times = Vec::new();
             for (candidate, choice) in all.iter().enumerate() {
                 let order = Order::Prepare(Shape { candidate: Some(candidate), ..shape(bytes, "bf16", true, false) });

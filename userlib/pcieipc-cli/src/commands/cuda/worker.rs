@@ -113,6 +113,13 @@ impl Worker {
                     Some(stage) => stage.measure(&mut side).map(|us| Answer { us: Some(us), ..Answer::default() }),
                     None => Err(Failure::Use("nothing was prepared".into())),
                 },
+                Order::Beside { shape, replays } => (|| {
+                    if stage.is_none() {
+                        stage = Some(Stage::new(&side, self.largest)?);
+                    }
+                    let beside = stage.as_mut().map(|s| s.beside(&mut side, shape, replays)).transpose()?;
+                    Ok(Answer { beside, ..Answer::default() })
+                })(),
                 Order::Check(trial) => match &mut side {
                     Side::Ours(communicator) => trials.run(communicator, trial),
                     Side::Nccl(_) => Err(Failure::Use("only our side is checked".into())),
