@@ -93,7 +93,7 @@ impl Host {
         }
         let holds = |attribute: &str| fs::read_to_string(folder.join(attribute)).map(|text| text.trim().to_owned());
         let same = |(attribute, value): (&String, &Value)| holds(attribute).is_ok_and(|text| equal(&text, value));
-        if holds("enable").is_ok_and(|text| text == "1") {
+        if holds("enable").is_ok_and(|text| equal(&text, &Value::Number(1))) {
             if profile.iter().all(same) {
                 return Ok(false);
             }
@@ -299,6 +299,8 @@ mod tests {
         let profile = Profile::from([("vendor".into(), Value::Number(0x10ee)), ("vectors".into(), Value::Number(4))]);
         assert_eq!(host.profile("fpga", &profile).word(), "done");
         assert_eq!(fs::read_to_string(folder.join("vendor")).unwrap(), "0x10ee\n");
+        // As the kernel shows it.
+        fs::write(folder.join("enable"), "0x1\n").unwrap();
         assert_eq!(host.profile("fpga", &profile).word(), "already");
         let unknown = Profile::from([("vector".into(), Value::Number(4))]);
         let done = host.profile("fpga", &unknown);
