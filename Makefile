@@ -21,6 +21,10 @@ module: vm-env ## build pcieipc.ko against the stock kernel, in target/kmod/
 test: vm-env ## run all tests, on the host and in virtual machines; the last line counts them
 	@scripts/test
 
+.PHONY: chaos
+chaos: vm-env ## all-reduce under a seeded schedule of faults (FAULTS=n SEED=s, KERNEL=debug); target/chaos/report.json
+	@scripts/chaos
+
 .PHONY: bench
 bench: ## measure all-reduce beside Open MPI and Gloo; target/bench/host.json
 	@scripts/bench

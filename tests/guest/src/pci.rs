@@ -14,6 +14,11 @@ impl Function {
         Self(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
     }
 
+    /// From its address as sysfs writes it.
+    pub fn named(address: &str) -> Self {
+        Self(address.to_owned())
+    }
+
     /// All soft endpoints that the bus has.
     pub fn soft_endpoints() -> Vec<Self> {
         Self::with_device("0x7069")

@@ -30,6 +30,12 @@ struct Arguments {
     /// Multiply all time limits
     #[arg(long, global = true, default_value_t = 1)]
     patience: u32,
+    /// A variable of the guest's command's environment, NAME=VALUE
+    #[arg(long = "env", global = true, value_name = "NAME=VALUE", value_parser = variable)]
+    environment: Vec<(String, String)>,
+    /// Seconds until a machine is stopped, instead of what its test says
+    #[arg(long, global = true)]
+    timeout: Option<u64>,
     /// Print what the command in the guest says as it comes; twice: what the kernel says too
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -47,6 +53,18 @@ enum Work {
     },
     /// Say whether machines run by KVM or by translation here
     Accelerator,
+}
+
+/// A name of letters, and a value that a shell takes as it is in single quotes.
+fn variable(text: &str) -> std::result::Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value))
+            if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic() || c == '_') && !value.contains('\'') =>
+        {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err("a variable is NAME=VALUE, its name letters, its value without single quotes".into()),
+    }
 }
 
 fn main() -> ExitCode {
@@ -74,8 +92,12 @@ fn work(arguments: &Arguments) -> Result<bool> {
         Work::Test { tests, only } => {
             let programs = checkout.join(&arguments.programs);
             let (patience, verbose) = (arguments.patience, arguments.verbose);
-            let place = Place { checkout, programs, kernel, accelerator, patience, verbose };
-            let specs = read(tests, only.as_deref())?;
+            let environment = arguments.environment.clone();
+            let place = Place { checkout, programs, kernel, accelerator, patience, verbose, environment };
+            let mut specs = read(tests, only.as_deref())?;
+            for spec in &mut specs {
+                spec.guest.timeout = arguments.timeout.unwrap_or(spec.guest.timeout);
+            }
             Ok(run_all(&specs, &place))
         }
     }
@@ -108,6 +130,7 @@ fn run_all(specs: &[Spec], place: &Place) -> bool {
         match vm::run(spec, place) {
             Ok(verdict) => {
                 count += verdict.count();
+                verdict.keep();
                 report(&verdict, place);
             }
             Err(error) => {

@@ -55,9 +55,27 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Leaves `verdict.json` beside the logs, for whoever sums up several runs: what the kernel said, and what else was wrong.
+    pub fn keep(&self) {
+        let verdict = serde_json::json!({
+            "alarms": self.alarms, "complaints": self.defects(), "seconds": self.took.as_secs_f64(), "code": self.code,
+        });
+        // What cannot be kept is missed by who looks for it.
+        let _ = std::fs::write(self.folder.join("verdict.json"), verdict.to_string());
+    }
+
     /// Why the run as a whole failed, apart from the results of its tests.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
+        let mut complaints = self.defects();
+        if let Some(first) = self.alarms.first() {
+            complaints.push(format!("the kernel complained, {} lines, first: {first}", self.alarms.len()));
+        }
+        complaints
+    }
+
+    /// What was wrong with the run itself.
+    fn defects(&self) -> Vec<String> {
         let mut complaints = self.results.defects.clone();
         complaints.extend(self.after.iter().cloned());
         match self.code {
@@ -67,9 +85,6 @@ impl Verdict {
             // A test program that reports a failure also exits with one.
             Some(_) if self.results.tests.iter().any(|(_, outcome)| *outcome == Outcome::Failed) => {}
             Some(code) => complaints.push(format!("the command ended with exit code {code}")),
-        }
-        if let Some(first) = self.alarms.first() {
-            complaints.push(format!("the kernel complained, {} lines, first: {first}", self.alarms.len()));
         }
         complaints
     }

@@ -38,6 +38,8 @@ pub struct Place {
     pub patience: u32,
     /// What is also printed as it comes: 1 the command's output, 2 the kernel's console too.
     pub verbose: u8,
+    /// Variables of the command's environment.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Place {
@@ -208,7 +210,8 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
     let guest = &spec.guest;
     let mut files = Initramfs::with_busybox()?;
     files.text("/init", include_str!("guest-init.sh"), 0o755);
-    files.text("/rig/command", &format!("{}\n", guest.command), 0o755);
+    let exports: String = place.environment.iter().flat_map(|(name, value)| ["export ", name, "='", value, "'\n"]).collect();
+    files.text("/rig/command", &format!("{exports}{}\n", guest.command), 0o755);
     files.text("/rig/parameters", &format!("{}\n", guest.parameters), 0o644);
     let mut wanted = guest.stock_modules.clone();
     if guest.module && place.kernel.module.exists() {

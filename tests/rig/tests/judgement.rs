@@ -15,7 +15,7 @@ fn boot(name: &str, command: &str, timeout: u64) -> Verdict {
     let kernel = Kernel::find(&checkout, false).unwrap();
     let accelerator = Accelerator::choose(&kernel).unwrap();
     let programs = PathBuf::from(env!("CARGO_BIN_EXE_host")).parent().unwrap().to_owned();
-    let place = Place { checkout, programs, kernel, accelerator, patience: 1, verbose: 0 };
+    let place = Place { checkout, programs, kernel, accelerator, patience: 1, verbose: 0, environment: vec![] };
     let guest = Guest { command: command.into(), timeout, module: false, ..Guest::default() };
     let spec = Spec { name: name.into(), guest, ..Spec::default() };
     vm::run(&spec, &place).unwrap()

@@ -58,6 +58,7 @@
 extern crate self as pcieipc;
 
 pub mod abi;
+mod control;
 pub mod device;
 pub mod doctor;
 pub mod error;

@@ -10,6 +10,7 @@ use super::{
     trace::{Marks, Trace, now},
 };
 use crate::{
+    control::{Defence, is_without},
     error::{Error, Rank, Result},
     link::{Links, RecordHeader, Want},
     plan::{Algorithm, Form, Plan, Source, Step, Target},
@@ -380,7 +381,7 @@ impl Run {
             std::ptr::copy_nonoverlapping(ptr, copy, len);
             checksum(from, rank, header, copy, len) == header.crc
         };
-        if whole || cfg!(pcieipc_without = "crc") { Ok(copy) } else { Err(corrupt(rank, from, header, len)) }
+        if whole || is_without(Defence::Checksum) { Ok(copy) } else { Err(corrupt(rank, from, header, len)) }
     }
 
     /// Room for a record to a peer; nothing if it would have to be waited for.

@@ -9,6 +9,7 @@ use std::{os::fd::OwnedFd, ptr::NonNull, sync::Arc, time::Duration};
 
 use super::{Degraded, Wire};
 use crate::{
+    control::{Defence, is_without},
     device::{Channel, DeviceError, EndpointId, Export, Import, Session, State, Status},
     error::{EndpointRef, Error, Rank, Result},
     ring::{IndexPage, LINE, Memory, RECORD_HEADER_BYTES, max_record},
@@ -259,7 +260,7 @@ fn endpoint_ref(id: EndpointId, generation: u64) -> EndpointRef {
 fn live(peer: Rank, endpoint: EndpointRef, status: &Status) -> Result<()> {
     let word = status.word();
     match word.state {
-        State::Live if word.generation == endpoint.generation || cfg!(pcieipc_without = "generation_check") => Ok(()),
+        State::Live if word.generation == endpoint.generation || is_without(Defence::GenerationCheck) => Ok(()),
         // A newer life: what was under way in the older one is lost.
         State::Live | State::Recovering => Err(Error::EndpointRecovering { peer, endpoint }),
         _ => Err(Error::EndpointGone { peer, endpoint }),

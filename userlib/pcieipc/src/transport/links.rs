@@ -14,6 +14,7 @@ use super::{
     patience::{LOOKS_BETWEEN_CHECKS, Patience, Pause},
 };
 use crate::{
+    control::{Defence, is_without},
     error::{Error, Rank, Result},
     link::{Links, RecordHeader, Shared, SharedMut, Want},
     ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, full_fence, max_record},
@@ -341,7 +342,7 @@ impl<W: Wire> RankLinks<W> {
     fn doze(&mut self, what: &'static str, deadline: Instant) -> Result<bool> {
         let now = Instant::now();
         let Some(left) = deadline.checked_duration_since(now).filter(|d| !d.is_zero()) else { return Ok(false) };
-        if cfg!(pcieipc_without = "bounded_wait") {
+        if is_without(Defence::BoundedWait) {
             wait_readable(&[self.bell.as_fd()], Duration::from_secs(1 << 30))
                 .map_err(failed("ppoll", "this should not happen"))?;
         }
