@@ -150,7 +150,26 @@ typedef struct pcieipc_options {
   uint32_t helper_thread;
   // Not 0: choose algorithms by what `pcieipc tune` has stored for this machine, if anything; the same on all ranks.
   uint32_t tuned;
+  // Not 0: a checksum in every record, compared on the bytes that are combined; the same on all ranks.
+  uint32_t checked;
+  // With PCIEIPC_TRANSPORT_KMOD, not 0: a link that trains down is PCIEIPC_STATUS_LINK_DEGRADED instead of a slower call.
+  uint32_t degraded_link_is_error;
 } pcieipc_options;
+
+// What all ranks that are left learn alike. Ranks are those of the meeting, one bit each. Set everything to zero, then `size` to
+// `sizeof(struct pcieipc_agreement)`: fields that later versions add are found by `size`.
+typedef struct pcieipc_agreement {
+  // Bytes of this struct.
+  size_t size;
+  // Not 0: every one of them said so.
+  uint32_t ok;
+  // Members that can not go on: died, left, did not answer in time, or have an endpoint that is not live.
+  uint32_t failed;
+  // Ranks that are not in the group now and ask to be taken back.
+  uint32_t returned;
+  // Always 0.
+  uint32_t reserved;
+} pcieipc_agreement;
 
 // A call to start. Set everything to zero, then `size` to `sizeof(struct pcieipc_call)`, then what the collective needs.
 typedef struct pcieipc_call {
@@ -282,6 +301,11 @@ enum pcieipc_status pcieipc_barrier(struct pcieipc_group *of, uint32_t timeout_m
 enum pcieipc_status pcieipc_group_meet(const struct pcieipc_options *given,
                                        struct pcieipc_group **out);
 
+// Takes the place of a rank whose process has ended, in a group that has met already; the others must call pcieipc_group_recover meanwhile.
+// The options are those of the rank; its meeting timeout bounds the wait.
+enum pcieipc_status pcieipc_group_rejoin(const struct pcieipc_options *given,
+                                         struct pcieipc_group **out);
+
 // Leaves the group in order and frees it; NULL is allowed.
 void pcieipc_group_leave(struct pcieipc_group *group);
 
@@ -298,6 +322,18 @@ enum pcieipc_status pcieipc_group_members(struct pcieipc_group *of,
 
 // Goes on without the ranks that are lost; all that are left call it.
 enum pcieipc_status pcieipc_group_shrink(struct pcieipc_group *of, uint32_t timeout_ms);
+
+// Says to all ranks whether this one's last call was good (`ok` not 0), and stores to `out` what all that are left learn alike; all of
+// them call it at the same point. The group stays as it is.
+enum pcieipc_status pcieipc_group_agree(struct pcieipc_group *of,
+                                        uint32_t ok,
+                                        uint32_t timeout_ms,
+                                        struct pcieipc_agreement *out);
+
+// Waits until all ranks that met are there again (endpoints that recovered or were put back, processes that were replaced, ranks that had been
+// left out), and goes on with all of them; all that are left call it. When not all come in time, all get an error, and may call it
+// again or shrink.
+enum pcieipc_status pcieipc_group_recover(struct pcieipc_group *of, uint32_t timeout_ms);
 
 // Makes the calls of all ranks fail with PCIEIPC_STATUS_ABORTED and this reason.
 enum pcieipc_status pcieipc_group_abort(struct pcieipc_group *of, const char *why);

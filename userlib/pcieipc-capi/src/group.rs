@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Groups: meeting, leaving, shrinking.
+//! Groups: meeting, leaving, agreeing, shrinking, recovering.
 
 use std::{
     ffi::{c_char, CStr},
@@ -53,6 +53,27 @@ pub struct pcieipc_options {
     pub helper_thread: u32,
     /// Not 0: choose algorithms by what `pcieipc tune` has stored for this machine, if anything; the same on all ranks.
     pub tuned: u32,
+    /// Not 0: a checksum in every record, compared on the bytes that are combined; the same on all ranks.
+    pub checked: u32,
+    /// With PCIEIPC_TRANSPORT_KMOD, not 0: a link that trains down is PCIEIPC_STATUS_LINK_DEGRADED instead of a slower call.
+    pub degraded_link_is_error: u32,
+}
+
+/// What all ranks that are left learn alike. Ranks are those of the meeting, one bit each. Set everything to zero, then `size` to
+/// `sizeof(struct pcieipc_agreement)`: fields that later versions add are found by `size`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct pcieipc_agreement {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Not 0: every one of them said so.
+    pub ok: u32,
+    /// Members that can not go on: died, left, did not answer in time, or have an endpoint that is not live.
+    pub failed: u32,
+    /// Ranks that are not in the group now and ask to be taken back.
+    pub returned: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
 /// One rank's membership in a group. Not for use by two threads at once.
@@ -79,7 +100,11 @@ fn options(given: &pcieipc_options) -> Result<GroupOptions, Error> {
     let mut options = GroupOptions::new(given.rank as usize, given.ranks as usize, directory);
     options.transport = match given.transport {
         0 => Transport::Shm,
-        1 => Transport::Kmod(KmodOptions { endpoint: given.endpoint.checked_sub(1).map(EndpointId), ..KmodOptions::default() }),
+        1 => Transport::Kmod(KmodOptions {
+            endpoint: given.endpoint.checked_sub(1).map(EndpointId),
+            degraded_link_is_error: given.degraded_link_is_error != 0,
+            ..KmodOptions::default()
+        }),
         other => return Err(bad(format!("transport {other} does not exist"))),
     };
     if given.ring_bytes != 0 {
@@ -96,21 +121,41 @@ fn options(given: &pcieipc_options) -> Result<GroupOptions, Error> {
         }
     };
     options.helper_thread = given.helper_thread != 0;
+    options.executor.checked = given.checked != 0;
     Ok(if given.tuned != 0 { options.tuned(&[]) } else { options })
+}
+
+/// # Safety
+/// Both are NULL or valid.
+unsafe fn enter(
+    given: *const pcieipc_options,
+    out: *mut *mut pcieipc_group,
+    how: impl FnOnce(GroupOptions) -> Result<Group, Error>,
+) -> pcieipc_status {
+    answer(|| {
+        // SAFETY: the caller's promise.
+        let (given, out) = unsafe { (given.as_ref(), out.as_mut()) };
+        let (Some(given), Some(out)) = (given, out) else { return Err(bad("options or out is NULL")) };
+        *out = std::ptr::null_mut();
+        let inner = how(options(given)?)?;
+        *out = Box::into_raw(Box::new(pcieipc_group { inner }));
+        Ok(())
+    })
 }
 
 /// Meets the other ranks; stores the group behind `out`.
 #[no_mangle]
 pub unsafe extern "C" fn pcieipc_group_meet(given: *const pcieipc_options, out: *mut *mut pcieipc_group) -> pcieipc_status {
-    answer(|| {
-        // SAFETY: the C caller passes NULL or valid pointers.
-        let (given, out) = unsafe { (given.as_ref(), out.as_mut()) };
-        let (Some(given), Some(out)) = (given, out) else { return Err(bad("options or out is NULL")) };
-        *out = std::ptr::null_mut();
-        let inner = Group::meet(options(given)?)?;
-        *out = Box::into_raw(Box::new(pcieipc_group { inner }));
-        Ok(())
-    })
+    // SAFETY: the C caller passes NULL or valid pointers.
+    unsafe { enter(given, out, Group::meet) }
+}
+
+/// Takes the place of a rank whose process has ended, in a group that has met already; the others must call pcieipc_group_recover meanwhile.
+/// The options are those of the rank; its meeting timeout bounds the wait.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_rejoin(given: *const pcieipc_options, out: *mut *mut pcieipc_group) -> pcieipc_status {
+    // SAFETY: the C caller passes NULL or valid pointers.
+    unsafe { enter(given, out, Group::rejoin) }
 }
 
 /// Leaves the group in order and frees it; NULL is allowed.
@@ -162,6 +207,37 @@ pub unsafe extern "C" fn pcieipc_group_members(of: *mut pcieipc_group, out: *mut
 pub unsafe extern "C" fn pcieipc_group_shrink(of: *mut pcieipc_group, timeout_ms: u32) -> pcieipc_status {
     // SAFETY: as promised to `group`.
     answer(|| unsafe { group(of)? }.shrink(Duration::from_millis(timeout_ms.into())))
+}
+
+/// Says to all ranks whether this one's last call was good (`ok` not 0), and stores to `out` what all that are left learn alike; all of
+/// them call it at the same point. The group stays as it is.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_agree(
+    of: *mut pcieipc_group,
+    ok: u32,
+    timeout_ms: u32,
+    out: *mut pcieipc_agreement,
+) -> pcieipc_status {
+    answer(|| {
+        // SAFETY: the C caller passes NULL or a valid pointer.
+        let out = unsafe { out.as_mut() }.filter(|out| out.size == size_of::<pcieipc_agreement>());
+        let Some(out) = out else { return Err(bad("out is NULL, or its size is not that of this library's struct")) };
+        // SAFETY: as promised to `group`.
+        let agreed = unsafe { group(of)? }.agree(ok != 0, Duration::from_millis(timeout_ms.into()))?;
+        let bits = |ranks: &[usize]| ranks.iter().fold(0, |bits, rank| bits | 1u32 << rank);
+        (out.ok, out.failed, out.returned, out.reserved) =
+            (agreed.ok.into(), bits(&agreed.failed), bits(&agreed.returned), 0);
+        Ok(())
+    })
+}
+
+/// Waits until all ranks that met are there again (endpoints that recovered or were put back, processes that were replaced, ranks that had been
+/// left out), and goes on with all of them; all that are left call it. When not all come in time, all get an error, and may call it
+/// again or shrink.
+#[no_mangle]
+pub unsafe extern "C" fn pcieipc_group_recover(of: *mut pcieipc_group, timeout_ms: u32) -> pcieipc_status {
+    // SAFETY: as promised to `group`.
+    answer(|| unsafe { group(of)? }.recover(Duration::from_millis(timeout_ms.into())))
 }
 
 /// Makes the calls of all ranks fail with PCIEIPC_STATUS_ABORTED and this reason.

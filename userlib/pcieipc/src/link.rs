@@ -7,7 +7,10 @@
 
 use std::{marker::PhantomData, ptr::NonNull, time::Instant};
 
-use crate::error::{Rank, Result};
+use crate::{
+    error::{Rank, Result},
+    plan::Shares,
+};
 
 /// What every record says about itself. The reader compares all of it before it uses the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -251,6 +254,14 @@ pub unsafe trait Links {
     /// # Errors
     /// PeerDied, EndpointRecovering, EndpointGone, Aborted.
     fn confirm(&mut self) -> Result<()>;
+
+    /// Says to all ranks which shards of an all-reduce fit the links as this rank sees them now; called by rank 0 alone, and read by
+    /// [`Links::told_shares`] for the same look. Links that know of no rates say that all shards are equal.
+    fn tell_shares(&mut self, _look: u32) {}
+    /// What rank 0 said for this look; nothing where ranks share no place for it.
+    fn told_shares(&self, _look: u32) -> Option<Shares> {
+        None
+    }
 }
 
 /// Passes every call on, so that a group may choose its transport at run time.
@@ -270,6 +281,8 @@ macro_rules! forward {
             fn release(&mut self, from: Rank) -> Result<()> { (**self).release(from) }
             fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> { (**self).wait_for(wants, deadline) }
             fn confirm(&mut self) -> Result<()> { (**self).confirm() }
+            fn tell_shares(&mut self, look: u32) { (**self).tell_shares(look) }
+            fn told_shares(&self, look: u32) -> Option<Shares> { (**self).told_shares(look) }
         }
     )* };
 }

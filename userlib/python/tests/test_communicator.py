@@ -125,6 +125,40 @@ def test_a_dead_rank_is_named_and_the_others_go_on(tmp_path):
     assert everywhere(tmp_path / "m", body) == [((0, 2), 2.0), processes.Killed(), ((0, 2), 2.0)]
 
 
+def test_all_that_are_left_agree_and_a_new_process_takes_the_dead_ones_place(tmp_path):
+    folder = tmp_path / "m"
+
+    def body(place):
+        # The third process comes in place of rank 1.
+        rank = 1 if place == 3 else place
+        with pcieipc.Communicator(folder, rank, RANKS, timeout=60, meeting_timeout=120, rejoin=place == 3, checked=True) as group:
+            if place != 3:
+                mine = numpy.ones(1000, "f4")
+                group.all_reduce(mine)
+                assert group.agree() == (True, (), ())
+                if rank == 1:
+                    (tmp_path / "dying").touch()
+                    processes.die()
+                with pytest.raises(pcieipc.Error):
+                    for _ in range(1000):
+                        group.all_reduce(mine)
+                agreed = group.agree(False)
+                assert not agreed.ok and agreed.failed == (1,)
+                group.recover()
+            mine = numpy.full(10, float(rank))
+            group.all_reduce(mine)
+            return group.members, mine[0]
+
+    def one(place):
+        if place == 3:
+            while not (tmp_path / "dying").exists():
+                time.sleep(0.05)
+        return body(place)
+
+    back = ((0, 1, 2), 3.0)
+    assert processes.run(RANKS + 1, one) == [back, processes.Killed(), back, back]
+
+
 def test_a_late_rank_is_a_timeout_that_names_it(tmp_path):
     def body(group, rank):
         if rank == 2:

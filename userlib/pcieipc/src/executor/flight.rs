@@ -20,6 +20,7 @@ use super::{
 use crate::{
     error::{Error, Rank, Result},
     link::{Links, Want},
+    plan::Collective,
 };
 
 /// So many calls progress at once; later ones wait for their turn.
@@ -196,6 +197,20 @@ impl<L: Links> Executor<L> {
             let wants = self.wants();
             self.links.wait_for(&wants, deadline).map_err(|error| self.fail(error))?;
         }
+    }
+
+    /// Goes on until the collective with this number is over.
+    pub(super) fn drive_past(&mut self, number: u32) -> Result<()> {
+        let flies = |flight: &Flight| {
+            flight.run.plan().collective != Collective::SendReceive && flight.run.number() == number
+        };
+        while self.flights.iter().any(flies) {
+            self.progress()?;
+            let Some(deadline) = self.flights.iter().map(|f| f.deadline).min() else { return Ok(()) };
+            let wants = self.wants();
+            self.links.wait_for(&wants, deadline).map_err(|error| self.fail(error))?;
+        }
+        Ok(())
     }
 
     /// Runs calls to their end, overlapped, behind those in flight.

@@ -83,6 +83,9 @@ struct Key {
     peer: Rank,
 }
 
+/// So many all-reduces lie between two looks at the links. Enough that the looks cost nothing.
+const BETWEEN_LOOKS: u32 = 64;
+
 /// One rank's end of the collectives of a group.
 ///
 /// Calls are made in the same order on all ranks. After an error the links hold what the failed call left behind, so every
@@ -95,6 +98,9 @@ pub struct Executor<L> {
     shares: Shares,
     isa: Isa,
     epoch: u32,
+    /// All-reduces begun, and the number of the call at which the links were looked at last.
+    reductions: u32,
+    looked_at: Option<u32>,
     /// Messages sent to and received from each rank: those calls are not made by all ranks, so they count for themselves.
     messages: [(u32, u32); MAX_RANKS],
     /// What ended it.
@@ -153,6 +159,8 @@ impl<L: Links> Executor<L> {
             shares: Shares::default(),
             isa,
             epoch: 0,
+            reductions: 0,
+            looked_at: None,
             messages,
             failure: None,
             plans,
@@ -322,6 +330,9 @@ impl<L: Links> Executor<L> {
             let why = format!("an earlier collective of this group failed ({failure}); recover or shrink the group first");
             return Err(Error::Argument(why));
         }
+        if arguments.collective == Collective::AllReduce && self.reductions % BETWEEN_LOOKS == 0 {
+            self.look_at_links()?;
+        }
         let plan = self.plan(&arguments)?;
         if (plan.input, plan.output) != (arguments.input_count, arguments.output_count) {
             return Err(Error::Argument(format!(
@@ -335,12 +346,46 @@ impl<L: Links> Executor<L> {
         Ok(run)
     }
 
+    /// Takes the shards that rank 0 found to fit the links at the look before, and has it look again. Before it took part in that
+    /// call, rank 0 had said what it found; so whoever has ended that call reads it, and all ranks own other shards from the same
+    /// call on, without a word to each other. What was said for this look is overwritten only when all have read it.
+    fn look_at_links(&mut self) -> Result<()> {
+        if let Some(last) = self.looked_at.filter(|last| *last != self.epoch) {
+            // With that many calls in flight nobody gains by a further one.
+            self.drive_past(last)?;
+        }
+        self.looked_at = Some(self.epoch);
+        let look = self.reductions / BETWEEN_LOOKS;
+        if let Some(shares) = self.links.told_shares(look) {
+            self.set_shares(shares);
+        }
+        if self.links.rank() == 0 {
+            self.links.tell_shares(look.wrapping_add(1));
+        }
+        Ok(())
+    }
+
+    /// After rank 0 has looked at the links at once, for all: what the next look is to find. All ranks call it at the same point.
+    pub(crate) fn tell_next_look(&mut self) {
+        if self.links.rank() == 0 {
+            self.links.tell_shares(self.reductions.div_ceil(BETWEEN_LOOKS));
+        }
+    }
+
+    /// The shards that the ranks own in two-shot all-reduces.
+    pub fn shares(&self) -> Shares {
+        self.shares
+    }
+
     fn group(&self) -> Group {
         Group { rank: self.links.rank(), ranks: self.links.ranks() }
     }
 
     /// The number of this call, by which ranks see that they are in the same one.
     fn number(&mut self, arguments: &Arguments) -> u32 {
+        if arguments.collective == Collective::AllReduce {
+            self.reductions = self.reductions.wrapping_add(1);
+        }
         let (from, to) = (arguments.root, arguments.peer);
         let counter = if arguments.collective != Collective::SendReceive {
             &mut self.epoch
@@ -419,6 +464,8 @@ impl<L: Links> Executor<L> {
     }
 }
 
+#[cfg(test)]
+mod balance_tests;
 #[cfg(test)]
 mod checked_tests;
 #[cfg(test)]

@@ -57,6 +57,7 @@ use crate::{
     error::{EndpointRef, Error, Rank, Result},
     executor::{Executor, MAX_RANKS, Options as ExecutorOptions, Trace, Volume},
     link::Links,
+    plan::Shares,
     reduce::{Element, Kind, Op},
     sys::Bell,
     topology::{Address, Live},
@@ -590,6 +591,13 @@ impl Group {
         let degraded = self.engine.get().links().degraded();
         self.engine.leave();
         degraded
+    }
+
+    /// The shards that ranks own in all-reduces in two shots. They follow the links of the endpoints: see [`Group::rebalance`].
+    pub fn shares(&mut self) -> Shares {
+        let shares = self.engine.get().shares();
+        self.engine.leave();
+        shares
     }
 
     /// The links, for executors of other kinds.

@@ -292,8 +292,13 @@ impl Group {
         let endpoints: Option<Vec<Address>> = given.iter().map(|(bytes, _)| address(bytes)).collect();
         let known = endpoints.is_some();
         if let Some(endpoints) = endpoints {
-            // A rank without a thread to spare learns of changes from the others, when they plan anew.
-            let _ = self.follow_tree_of(host, endpoints);
+            // Reading a tree takes long, and all wait for it: who follows these endpoints already goes on with that.
+            let whole = |near: &Near| near.watch.tree().rank_tree(&endpoints).is_some();
+            let follows = self.near.as_ref().is_some_and(|near| near.endpoints == endpoints && (rank != 0 || whole(near)));
+            if !follows {
+                // A rank without a thread to spare learns of changes from the others, when they plan anew.
+                let _ = self.follow_tree_of(host, endpoints);
+            }
         }
         let seen = self.near.as_ref().map(|near| (near.watch.version(), near.watch.tree()));
         let view = if rank == 0 && known { self.view_now() } else { Vec::new() };
@@ -346,9 +351,10 @@ impl Group {
         Ok(tree)
     }
 
-    /// Gives each rank a shard of all-reduces that fits its link, as rank 0 sees the links now: after one trained down, or up again. All
-    /// ranks call it, at the same point between collectives. Changes nothing where links do not limit the collectives: over shared
-    /// memory, and where processors move the records. The sums keep their bits.
+    /// Gives each rank at once a shard of all-reduces that fits its link, as rank 0 sees the links now: after one trained down, or up
+    /// again. Without it the group does so by itself, within 128 all-reduces. All ranks call it, at the same point between collectives.
+    /// Changes nothing where links do not limit the collectives: over shared memory, and where processors move the records. The
+    /// sums keep their bits.
     ///
     /// ```
     /// use std::time::Duration;
@@ -367,6 +373,8 @@ impl Group {
     pub fn rebalance(&mut self, timeout: Duration) -> Result<Shares> {
         let (first, ranks) = (self.rank() == 0, self.ranks());
         let shares = self.run(|calls| {
+            // At the next look of its own the group must not go back.
+            calls.tell_next_look();
             let rates = calls.links().rates().filter(|_| first);
             let mut bytes = rates.map_or(Shares::default(), |r| Shares::for_rates(&r)).to_bytes();
             calls.broadcast(&mut bytes, 0, Instant::now() + timeout)?;

@@ -12,6 +12,7 @@
 //! | `decision` | any rank, once an instance | AcqRel exchange | the Acquire load of who waits |
 //! | `reason` of a rank | that rank | Relaxed, before its exchange of `abort` | the load after that of `abort` |
 //! | `abort` | any rank, once | AcqRel exchange | the Acquire load in every wait |
+//! | `shares` | present rank 0, before it takes part in a call | Relaxed | the load of who has ended that call, which rank 0's records order |
 //!
 //! Ranks are known by the numbers of their first meeting. The page is new with each life of the group, so a rank that was left
 //! out can only write one that nobody reads any more.
@@ -37,6 +38,7 @@ use crate::{
     error::{Error, Rank, Result},
     executor::MAX_RANKS,
     group::step,
+    plan::Shares,
     sys::{Access, Mapping, failed},
 };
 
@@ -171,7 +173,11 @@ struct Page {
     /// 0, or 1 with the rank in the upper half. Every wait reads it.
     abort: AtomicU64,
     places: [Place; MAX_RANKS],
+    /// For two looks at the links, by turns.
+    shares: [[AtomicU64; SHARE_WORDS]; 2],
 }
+
+const SHARE_WORDS: usize = size_of::<[u16; MAX_RANKS]>() / 8;
 
 const _: () = assert!(size_of::<Page>() <= BYTES);
 
@@ -275,6 +281,23 @@ impl Board {
         let _ = page.abort.compare_exchange(0, 1 | (by as u64) << 32, Ordering::AcqRel, Ordering::Relaxed);
     }
 
+    /// Says which shards ranks own from the look with this number on.
+    pub fn tell_shares(&self, look: u32, shares: Shares) {
+        let bytes = shares.to_bytes();
+        for (to, word) in self.page().shares[look as usize % 2].iter().zip(bytes.chunks_exact(8)) {
+            to.store(u64::from_le_bytes(std::array::from_fn(|i| word[i])), Ordering::Relaxed);
+        }
+    }
+
+    /// What was said for this look.
+    pub fn told_shares(&self, look: u32, ranks: usize) -> Shares {
+        let mut bytes = [0; 8 * SHARE_WORDS];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(&self.page().shares[look as usize % 2]) {
+            to.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        Shares::from_bytes(bytes, ranks)
+    }
+
     /// Who has aborted, if anybody. One load.
     pub fn aborted(&self) -> Option<Rank> {
         let word = self.page().abort.load(Ordering::Acquire);
@@ -307,6 +330,16 @@ impl Watch {
         let by = self.board.aborted()?;
         let present = self.members.iter().position(|r| *r == by).unwrap_or(by);
         Some((present, self.board.reason(by)))
+    }
+
+    /// See [`Board::tell_shares`].
+    pub fn tell_shares(&self, look: u32, shares: Shares) {
+        self.board.tell_shares(look, shares);
+    }
+
+    /// See [`Board::told_shares`].
+    pub fn told_shares(&self, look: u32) -> Shares {
+        self.board.told_shares(look, self.members.len())
     }
 
     /// Ends the calls of all ranks.
@@ -355,6 +388,16 @@ mod tests {
         assert_eq!(board.aborted(), Some(4));
         let reason = board.reason(4);
         assert!(reason.starts_with("bad\u{fffd}ü") && reason.len() < REASON_BYTES + 4, "{reason}");
+    }
+
+    #[test]
+    fn shares_of_two_looks_do_not_touch_each_other() {
+        let board = Board::new().unwrap();
+        assert!(board.told_shares(0, 4).are_equal());
+        let (one, two) = (Shares::for_rates(&[8.0, 8.0, 2.0, 8.0]), Shares::for_rates(&[1.0, 8.0, 8.0, 8.0]));
+        board.tell_shares(7, one);
+        board.tell_shares(8, two);
+        assert_eq!((board.told_shares(7, 4), board.told_shares(8, 4)), (one, two));
     }
 
     #[test]

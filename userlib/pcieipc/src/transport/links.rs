@@ -17,6 +17,7 @@ use crate::{
     control::{Defence, is_without},
     error::{Error, Rank, Result},
     link::{Links, RecordHeader, Shared, SharedMut, Want},
+    plan::Shares,
     ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, full_fence, max_record},
     sys::{Bell, Life, failed, wait_readable, yield_now},
 };
@@ -532,6 +533,16 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     fn confirm(&mut self) -> Result<()> {
         self.settle()?;
         self.look_around(AT_THE_END)
+    }
+
+    fn tell_shares(&mut self, look: u32) {
+        if let Some(watch) = &self.watch {
+            watch.tell_shares(look, self.wire.rates().map_or(Shares::default(), |rates| Shares::for_rates(&rates)));
+        }
+    }
+
+    fn told_shares(&self, look: u32) -> Option<Shares> {
+        Some(self.watch.as_ref()?.told_shares(look))
     }
 }
 

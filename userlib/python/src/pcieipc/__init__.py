@@ -12,7 +12,7 @@ backend ``pcie`` with torch.distributed.
 """
 
 from ._native import library_version
-from .communicator import Buffer, Communicator
+from .communicator import Agreement, Buffer, Communicator
 from .errors import (
     Aborted,
     ArgumentError,
@@ -35,6 +35,7 @@ __version__ = library_version()
 
 __all__ = [
     "Aborted",
+    "Agreement",
     "ArgumentError",
     "Buffer",
     "Communicator",

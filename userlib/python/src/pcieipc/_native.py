@@ -51,6 +51,20 @@ class Options(ctypes.Structure):
         ("algorithm", c_uint32),
         ("helper_thread", c_uint32),
         ("tuned", c_uint32),
+        ("checked", c_uint32),
+        ("degraded_link_is_error", c_uint32),
+    ]
+
+
+class AgreementRecord(ctypes.Structure):
+    """struct pcieipc_agreement"""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("ok", c_uint32),
+        ("failed", c_uint32),
+        ("returned", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -88,11 +102,14 @@ def _load() -> ctypes.CDLL:
         ) from None
     group, at, data, number, size = c_void_p, POINTER(c_void_p), c_void_p, c_uint32, c_size_t
     signatures = {
-        "group_meet": [POINTER(Options), at],
         "group_rank": [group, POINTER(c_uint32)],
         "group_ranks": [group, POINTER(c_uint32)],
         "group_members": [group, POINTER(c_uint32), size],
+        "group_meet": [POINTER(Options), at],
+        "group_rejoin": [POINTER(Options), at],
+        "group_agree": [group, number, number, POINTER(AgreementRecord)],
         "group_shrink": [group, number],
+        "group_recover": [group, number],
         "group_abort": [group, c_char_p],
         "all_reduce": [group, data, size, number, number, number],
         "all_reduce_into": [group, data, data, size, number, number, number],
@@ -159,4 +176,4 @@ def one_of(table: dict[str, int], what: str, name: str) -> int:
         raise errors.ArgumentError(f"there is no {what} {name!r}: take one of {', '.join(table)}") from None
 
 
-__all__ = ["BIN", "Options", "check", "lib", "library_path", "library_version", "milliseconds", "one_of"]
+__all__ = ["BIN", "AgreementRecord", "Options", "check", "lib", "library_path", "library_version", "milliseconds", "one_of"]

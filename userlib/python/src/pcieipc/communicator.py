@@ -9,11 +9,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_uint32, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
-from ._native import ALGORITHMS, OPERATIONS, SIZES, TRANSPORTS, TYPES, Options, check, lib, milliseconds, one_of
+from ._native import ALGORITHMS, OPERATIONS, SIZES, TRANSPORTS, TYPES, AgreementRecord, Options, check, lib, milliseconds, one_of
 from .arrays import View, view
 from .errors import ArgumentError
+
+
+class Agreement(NamedTuple):
+    """What all ranks that are left learn alike from `Communicator.agree`. Ranks are those of the meeting."""
+
+    #: Every one of them said that its last call was good.
+    ok: bool
+    #: Members that can not go on: died, left, did not answer in time, or have an endpoint that is not live.
+    failed: tuple[int, ...]
+    #: Ranks that are not in the group now and ask to be taken back.
+    returned: tuple[int, ...]
 
 
 class Communicator:
@@ -21,8 +32,8 @@ class Communicator:
 
     All ranks make the same calls in the same order, with arrays of the same length and type. Arrays are numpy arrays, torch tensors on
     the CPU, or anything on the host that speaks the array interface, DLPack or the buffer protocol; they must be contiguous, and are used
-    where they lie. ``timeout`` (seconds) bounds a call. After an exception the group can only `shrink`, and the array that the result goes
-    into may be half overwritten; an array that is only read never is.
+    where they lie. ``timeout`` (seconds) bounds a call. After an exception the group can only `agree`, `shrink` and `recover`, and the array
+    that the result goes into may be half overwritten; an array that is only read never is.
     """
 
     def __init__(
@@ -37,13 +48,18 @@ class Communicator:
         algorithm: str | None = None,
         timeout: float = 30.0,
         meeting_timeout: float = 30.0,
+        checked: bool = False,
+        degraded_link_is_error: bool = False,
+        rejoin: bool = False,
     ) -> None:
         """Meets the other ranks in ``directory``, which is made with mode 0700 if it is not there.
 
         ``transport`` is "shm" (shared memory) or "kmod" (channels of /dev/pcieipc, each rank on an endpoint of its own: ``endpoint``, or
         the rank-th live one). ``ring_bytes`` is the room from each rank to each other one, a power of two; 0 is the default of 1 MiB.
         ``algorithm`` None takes the default choice; otherwise one of "one-shot", "two-shot", "star", "ring", "recursive-doubling",
-        "hierarchical". ``timeout`` is that of calls which name none.
+        "hierarchical". ``timeout`` is that of calls which name none. ``checked`` puts a checksum into every record, and ``Corrupt`` says
+        which rank's did not match. ``degraded_link_is_error``: a link that trains down raises `LinkDegraded` instead of slowing calls.
+        ``rejoin``: takes the place of a rank whose process has ended; the others must call `recover` meanwhile.
         """
         if not 0 <= rank < ranks:
             raise ArgumentError(f"rank {rank} of {ranks}: ranks are counted from 0")
@@ -61,9 +77,12 @@ class Communicator:
             ring_bytes=ring_bytes,
             meeting_timeout_ms=milliseconds(meeting_timeout),
             algorithm=0 if algorithm is None else one_of(ALGORITHMS, "algorithm", algorithm),
+            checked=checked,
+            degraded_link_is_error=degraded_link_is_error,
         )
         made = c_void_p()
-        check(lib.pcieipc_group_meet(byref(options), byref(made)))
+        enter = lib.pcieipc_group_rejoin if rejoin else lib.pcieipc_group_meet
+        check(enter(byref(options), byref(made)))
         self._group = made.value
 
     @contextmanager
@@ -193,7 +212,7 @@ class Communicator:
     def register(self, count: int, dtype: Any = "float32", *, timeout: float | None = None) -> Buffer:
         """Makes a buffer of zeros that the other ranks read where it lies, so that its all-reduce copies nothing through rings.
 
-        All ranks call it in the same order with the same arguments. After `shrink`, register again.
+        All ranks call it in the same order with the same arguments. After `shrink` and `recover`, register again.
         """
         kind = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype).removeprefix("torch."))
         with self._held() as group:
@@ -202,6 +221,27 @@ class Communicator:
             buffer = Buffer(self, made.value, count, kind)
             self._buffers.append(buffer)
             return buffer
+
+    def agree(self, ok: bool = True, *, timeout: float | None = None) -> Agreement:
+        """Says to all ranks whether this one's last call was good, and answers what all that are left learn alike.
+
+        All of them call it at the same point, whether their last call raised or not: one rank's result can be another's exception.
+        """
+        with self._held() as group:
+            record = AgreementRecord(size=ctypes.sizeof(AgreementRecord))
+            check(lib.pcieipc_group_agree(group, ok, self._wait(timeout), byref(record)))
+            ranks = lambda bits: tuple(rank for rank in range(32) if bits >> rank & 1)  # noqa: E731
+            return Agreement(bool(record.ok), ranks(record.failed), ranks(record.returned))
+
+    def recover(self, *, timeout: float | None = None) -> None:
+        """Waits until all ranks that met are there again, and goes on with all of them; all that are left call it.
+
+        Those that come back are endpoints that recovered or were put back, processes that took a rank's place (``rejoin=True``), and
+        ranks that had been left out. When not all come in time, all get an exception, and may call it again or `shrink`. Buffers are
+        registered again.
+        """
+        with self._held() as group:
+            check(lib.pcieipc_group_recover(group, self._wait(timeout)))
 
     def shrink(self, *, timeout: float | None = None) -> None:
         """Goes on without the ranks that are lost; all that are left call it, and get new numbers in the old order."""
@@ -291,4 +331,4 @@ def _pair(array: Any, out: Any, blocks_in: int, blocks_out: int) -> tuple[View, 
     return source, target
 
 
-__all__ = ["Buffer", "Communicator"]
+__all__ = ["Agreement", "Buffer", "Communicator"]
