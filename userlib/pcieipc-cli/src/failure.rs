@@ -17,12 +17,15 @@ pub enum Failure {
     /// As Run, and the command has already told it in its JSON.
     #[error("{0}")]
     Told(String),
+    /// As Use, and the command has already told it in its JSON.
+    #[error("{0}")]
+    ToldUse(String),
 }
 
 impl Failure {
     fn code(&self) -> u8 {
         match self {
-            Failure::Use(_) => 2,
+            Failure::Use(_) | Failure::ToldUse(_) => 2,
             Failure::Run(_) | Failure::Told(_) => 1,
         }
     }
@@ -76,7 +79,7 @@ fn told(outcome: Result<ExitCode, Failure>, json: bool) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {
-            if json && !matches!(failure, Failure::Told(_)) {
+            if json && !matches!(failure, Failure::Told(_) | Failure::ToldUse(_)) {
                 println!("{}", serde_json::json!({ "ok": false, "error": failure.to_string(), "exit": failure.code() }));
             }
             eprintln!("pcieipc: {failure}");

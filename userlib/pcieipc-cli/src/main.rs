@@ -6,6 +6,7 @@ mod standard_streams;
 
 mod bench;
 mod binding;
+mod bus;
 mod commands;
 mod demo;
 mod failure;
@@ -45,7 +46,9 @@ enum Command {
     Doctor(commands::doctor::Doctor),
     #[command(hide = true)]
     Generate(commands::generate::Generate),
+    Heal(commands::heal::Heal),
     Info(commands::info::Info),
+    Inject(commands::inject::Inject),
     Plan(commands::plan::Plan),
     #[command(hide = true)]
     Rank(commands::rank::Rank),
@@ -72,7 +75,9 @@ fn main() -> ExitCode {
         Command::Demo(command) => (command.json, command.run().map(done)),
         Command::Doctor(command) => (command.json, command.run()),
         Command::Generate(command) => (false, command.run().map(done)),
+        Command::Heal(command) => (command.json, command.run().map(done)),
         Command::Info(command) => (command.json, command.run().map(done)),
+        Command::Inject(command) => (command.json, command.run().map(done)),
         Command::Plan(command) => (command.json, command.run().map(done)),
         Command::Rank(command) => (false, command.run().map(done)),
         Command::Reduce(command) => (command.json, command.run().map(done)),

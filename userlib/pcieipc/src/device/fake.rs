@@ -46,6 +46,8 @@ pub struct World {
     pub fail: HashMap<&'static str, Errno>,
     /// Doorbells that raise nothing any more.
     pub deaf: bool,
+    /// Engines flip a bit of what they copy.
+    pub flips: bool,
     pub calls: HashMap<&'static str, usize>,
     pub endpoints: Vec<Endpoint>,
     pub events: Vec<pcieipc_event>,
@@ -79,7 +81,6 @@ struct Channel {
     pieces: [Arc<OwnedFd>; 3],
     exported: bool,
     freed: Option<Arc<Bell>>,
-    import: bool,
 }
 
 fn memory(bytes: u64) -> OwnedFd {
@@ -104,6 +105,7 @@ impl FakeKernel {
                 versions: (1, 1),
                 fail: HashMap::new(),
                 deaf: false,
+                flips: false,
                 calls: HashMap::new(),
                 endpoints: (0..endpoints).map(endpoint).collect(),
                 events: Vec::new(),
@@ -203,6 +205,7 @@ impl World {
                 (info.generation, info.vectors, info.serial) = (endpoint.generation, 7, endpoint.serial);
                 let address = self.addresses.get(&info.endpoint).copied().unwrap_or(0x0001_0318);
                 (info.address, info.numa_node, info.iommu_group) = (address, -1, 5);
+                info.ep_flags = PCIEIPC_EP_DMA_ENGINE;
                 (info.doorbells, info.dma_bytes) = (endpoint.doorbells, endpoint.dma_bytes);
             }
             Call::Attach(a) => {
@@ -231,7 +234,7 @@ impl World {
                 (c.data_offset, c.tail_offset, c.head_offset) = (at(0), at(1), at(2));
                 let pieces = [memory(c.data_bytes), memory(PAGE), memory(PAGE)].map(Arc::new);
                 let (vector, bytes) = (c.vector, c.data_bytes);
-                let made = Channel { endpoint, vector, bytes, pieces, exported: false, freed: None, import: false };
+                let made = Channel { endpoint, vector, bytes, pieces, exported: false, freed: None };
                 self.channels.insert((key(fd), c.channel), made);
             }
             Call::ChannelDestroy(c) => {
@@ -249,7 +252,7 @@ impl World {
             Call::ChannelImport(c) => {
                 // SAFETY: the caller's own descriptor, open during the call.
                 let exported = unsafe { BorrowedFd::borrow_raw(c.fd) };
-                let imported = Channel { import: true, ..self.export(exported)?.clone() };
+                let imported = self.export(exported)?.clone();
                 self.last_channel += 1;
                 c.channel = self.last_channel;
                 self.channels.insert((key(fd), c.channel), imported);
@@ -262,11 +265,14 @@ impl World {
                 self.endpoints[own].check()?;
                 let (from, to) = (self.channel(key(fd), c.from)?.clone(), self.channel(key(fd), c.to)?.clone());
                 let fits = |at: u64, channel: &Channel| at + u64::from(c.bytes) <= channel.bytes;
-                if !fits(c.from_offset, &from) || !fits(c.to_offset, &to) || !to.import {
+                if !fits(c.from_offset, &from) || !fits(c.to_offset, &to) {
                     return Err(answer(Errno::EINVAL));
                 }
                 let mut bytes = vec![0; c.bytes as usize];
                 File::from(from.pieces[0].try_clone()?).read_exact_at(&mut bytes, c.from_offset)?;
+                if let (true, Some(last)) = (self.flips, bytes.last_mut()) {
+                    *last ^= 1;
+                }
                 File::from(to.pieces[0].try_clone()?).write_all_at(&bytes, c.to_offset)?;
                 self.endpoints[own].dma_bytes += u64::from(c.bytes);
             }

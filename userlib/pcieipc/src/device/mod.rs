@@ -10,6 +10,7 @@ mod error;
 mod event;
 mod export;
 mod node;
+mod self_test;
 mod session;
 mod status;
 
@@ -24,6 +25,7 @@ pub use error::DeviceError;
 pub use event::{Event, EventKind};
 pub use export::Export;
 pub use node::{Limits, NODE, Node};
+pub use self_test::{SelfTest, SelfTestError};
 pub use session::{Session, SessionState};
 pub use status::{Status, StatusWord};
 
