@@ -151,13 +151,14 @@ fn conduct(seed: u64, plan: &[schedule::Fault], kinds: &[Kind], shm: bool, optio
         let record = conductor.fault(*fault);
         let how = if record.is_good() { "" } else { ", NOT GOOD" };
         println!(
-            "# fault {} {} of rank {}{}: told after {:?} ms, back after {:?} ms{how}",
+            "# fault {} {} of rank {}{}: told after {:?} ms, back after {:?} ms, one group {:?} ms after the return{how}",
             fault.number,
             fault.kind.name(),
             fault.victim,
             if fault.in_flight { ", in flight" } else { "" },
             record.detected_ns().map(|ns| ns / 1_000_000),
             record.recovered_ns().map(|ns| ns / 1_000_000),
+            record.met_within_ns().map(|ns| ns / 1_000_000),
         );
         for what in record.hangs.iter().chain(&record.leaks).chain(&record.complaints) {
             println!("#   {what}");
@@ -242,7 +243,7 @@ fn sum_up(seed: u64, kernel: &str, out: &Path, folders: &[PathBuf]) -> ExitCode 
     let json = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
     let written = fs::create_dir_all(out)
         .map_err(|error| format!("{}: {error}", out.display()))
-        .and_then(|()| json)
+        .and(json)
         .and_then(|json| write("report.json", json))
         .and_then(|()| write("report.svg", figure::draw(&report)));
     if let Err(why) = written {

@@ -140,6 +140,22 @@ impl Crew {
     }
 }
 
+impl Crew {
+    /// The processor time that each thread of a rank has taken, for whoever wonders where it went.
+    pub fn times(&self, rank: usize) -> String {
+        let Some(Some(process)) = self.places.get(rank) else { return "no process".into() };
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", process.child.id())).into_iter().flatten().flatten();
+        let time = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+            // utime and stime, in hundredths of a second.
+            let mut ticks = rest.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
+            Some(format!("{name} {} + {} ms", ticks.next()? * 10, ticks.next()? * 10))
+        };
+        tasks.filter_map(time).collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl Drop for Crew {
     fn drop(&mut self) {
         for rank in 0..self.places.len() {

@@ -2,12 +2,14 @@
 //! The machine's endpoints: where they are, how they fare, what is done to them, and how they are put right again.
 
 use std::{
+    cell::RefCell,
+    collections::HashMap,
     fs, thread,
     time::{Duration, Instant},
 };
 
 use guest::pci::Function;
-use pcieipc::device::{EventKind, Node, State};
+use pcieipc::device::{EndpointId, EventKind, Node, State};
 use rig::guest::Host;
 use serde_json::{Value, json};
 
@@ -34,6 +36,8 @@ pub struct Machine {
     /// By rank.
     pub endpoints: Vec<Endpoint>,
     node: Option<Node>,
+    /// Serial numbers of all endpoints that there have been.
+    serials: RefCell<HashMap<EndpointId, u64>>,
     patience: u32,
 }
 
@@ -74,7 +78,7 @@ pub fn qmp(command: &Value) -> Result<Value> {
 impl Machine {
     /// A machine of which only processes and memory are used.
     pub fn without_endpoints() -> Self {
-        Self { endpoints: Vec::new(), node: None, patience: 1 }
+        Self { endpoints: Vec::new(), node: None, serials: RefCell::default(), patience: 1 }
     }
 
     /// The first `ranks` endpoints that live, by serial number.
@@ -89,9 +93,10 @@ impl Machine {
             let one = all.iter().find(|one| one["serial"] == serial)?;
             one["endpoint"].as_u64().map(|number| number as usize)
         };
-        let mut endpoints = Vec::new();
+        let (mut endpoints, mut serials) = (Vec::new(), HashMap::new());
         for id in node.endpoints().map_err(text)? {
             let info = node.endpoint(id).map_err(text)?;
+            serials.extend(info.serial.map(|serial| (id, serial)));
             if let Some((serial, played)) = info.serial.and_then(|serial| Some((serial, number(serial)?))) {
                 endpoints.push(Endpoint { serial, played, address: info.address });
             }
@@ -101,7 +106,7 @@ impl Machine {
             return Err(format!("{ranks} ranks need as many soft endpoints, there are {}", endpoints.len()));
         }
         endpoints.truncate(ranks);
-        let machine = Self { endpoints, node: Some(node), patience };
+        let machine = Self { endpoints, node: Some(node), serials: RefCell::new(serials), patience };
         machine.drain(|_, _| {});
         Ok(machine)
     }
@@ -173,26 +178,32 @@ impl Machine {
                 return;
             }
             for event in &events {
-                let serial = match event.kind {
-                    EventKind::Added { serial, .. } => serial,
-                    _ => event.endpoint.and_then(|id| node.endpoint(id).ok()?.serial).unwrap_or(0),
-                };
+                let mut serials = self.serials.borrow_mut();
+                if let (EventKind::Added { serial, .. }, Some(id)) = (event.kind, event.endpoint) {
+                    serials.insert(id, serial);
+                }
+                let serial = event.endpoint.and_then(|id| serials.get(&id).copied()).unwrap_or(0);
+                drop(serials);
                 each(serial, event);
             }
         }
     }
 
-    /// When the kernel last said that a rank's endpoint lives again; forgets everything that was said until now.
-    pub fn lived_again(&self, rank: usize) -> Option<u64> {
-        let serial = self.endpoints.get(rank)?.serial;
-        let mut last = None;
+    /// When the kernel first said that a rank's endpoint does not live any more, and when it last said that it lives again; forgets
+    /// everything that was said until now.
+    pub fn left_and_returned(&self, rank: usize) -> (Option<u64>, Option<u64>) {
+        let Some(serial) = self.endpoints.get(rank).map(|endpoint| endpoint.serial) else { return (None, None) };
+        let (mut left, mut returned) = (None, None);
         self.drain(|of, event| {
-            let alive = matches!(event.kind, EventKind::State { to: State::Live, .. } | EventKind::Added { .. });
-            if of == serial && alive {
-                last = Some(event.time.as_nanos() as u64);
+            let at = event.time.as_nanos() as u64;
+            match event.kind {
+                _ if of != serial => {}
+                EventKind::State { to: State::Live, .. } | EventKind::Added { .. } => returned = Some(at),
+                EventKind::State { .. } => left = left.or(Some(at)),
+                _ => {}
             }
         });
-        last
+        (left, returned)
     }
 
     /// Waits until a rank's endpoint lives, and helps it where nobody else would: binds it, and when that is not enough, removes it,

@@ -176,8 +176,9 @@ pub fn plug() -> Result<()> {
     let name = card().ok_or("the card is gone again")?;
     let file = |file: &str| Path::new("/sys/bus/pci/devices").join(&name).join(file);
     fs::write(file("driver_override"), "pcieipc").map_err(io("driver_override"))?;
-    fs::write("/sys/bus/pci/drivers_probe", &name).map_err(io("drivers_probe"))?;
-    if file("driver").exists() { Ok(()) } else { Err("the module did not take the card".into()) }
+    // While the kernel has not finished adding the card, a probe does nothing.
+    let bound = || file("driver").exists() || fs::write("/sys/bus/pci/drivers_probe", &name).is_ok() && file("driver").exists();
+    if until(BUTTON, bound) { Ok(()) } else { Err("the module did not take the card".into()) }
 }
 
 /// Presses the button of the card's slot, and waits until the card is gone.

@@ -34,6 +34,8 @@ pub struct Record {
     pub run_ns: u64,
     /// When the fault was played.
     pub at_ns: u64,
+    /// When the kernel said that the endpoint does not live any more.
+    pub hit_ns: Option<u64>,
     /// By rank.
     pub seen: Vec<Seen>,
     /// Whether a collective was in flight.
@@ -46,6 +48,8 @@ pub struct Record {
     pub shrunk_ns: Option<u64>,
     /// When the ranks were told to meet again.
     pub meet_ns: Option<u64>,
+    /// When the last of them had met.
+    pub met_ns: Option<u64>,
     /// When the last of all ranks had compared its first sum after the fault was over.
     pub back_ns: Option<u64>,
     /// Sums that were compared.
@@ -70,12 +74,14 @@ impl Record {
         self.detections().map(|(_, ns)| ns).max()
     }
 
-    /// How long until each rank knew. Ranks that were between two calls know when they call; one that is stopped knows nothing.
+    /// How long until each rank knew, from when the kernel knew where it is about an endpoint. Ranks that were between two calls know
+    /// when they call; one that is stopped knows nothing.
     pub fn detections(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let stopped = self.fault.filter(|fault| fault.kind == Kind::Stop).map(|fault| fault.victim);
         self.seen.iter().enumerate().filter(move |(rank, _)| Some(*rank) != stopped).filter_map(|(rank, seen)| {
             let failure = seen.failure.as_ref()?;
-            Some((rank, failure.at_ns.saturating_sub(self.at_ns.max(failure.started_ns))))
+            let known = self.hit_ns.unwrap_or(self.at_ns).max(failure.started_ns);
+            Some((rank, failure.at_ns.saturating_sub(known)))
         })
     }
 
@@ -88,6 +94,11 @@ impl Record {
     pub fn after_return_ns(&self) -> Option<u64> {
         let (back, live) = (self.back_ns?, self.live_ns?);
         Some(back.saturating_sub(live.max(self.meet_ns.unwrap_or(0))))
+    }
+
+    /// How long the ranks then needed to be one group, before the first call.
+    pub fn met_within_ns(&self) -> Option<u64> {
+        Some(self.met_ns?.saturating_sub(self.meet_ns?.max(self.live_ns.unwrap_or(0))))
     }
 
     /// How long the survivors needed to go on.

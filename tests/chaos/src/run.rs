@@ -53,6 +53,8 @@ pub struct Conductor {
     batch: u32,
     answers: Vec<Option<Said>>,
     before: HashMap<Setup2, Held>,
+    /// What the module held before the first group.
+    idle: Option<(u64, u64)>,
     run_ns: u64,
     /// Rounds of the present group that each rank has compared.
     done: Vec<u32>,
@@ -86,6 +88,7 @@ impl Conductor {
         let mut crew = Crew::new(options.ranks);
         crew.fill()?;
         let (answers, done) = (vec![None; options.ranks], vec![0; options.ranks]);
+        let idle = machine.held();
         Ok(Self {
             options,
             machine,
@@ -97,6 +100,7 @@ impl Conductor {
             batch: 8,
             answers,
             before: HashMap::new(),
+            idle,
             run_ns: now_ns(),
             done,
             wrong: 0,
@@ -112,7 +116,7 @@ impl Conductor {
         let ms = match kind {
             Kind::Stop => 1_500,
             Kind::MemoryPressure => 20_000,
-            _ => 5_000,
+            _ => 10_000,
         };
         ms * u64::from(self.options.patience)
     }
@@ -154,8 +158,9 @@ impl Conductor {
             self.work(&self.everybody(), self.deadline_ms(Kind::Kill), record)?;
             // What the first group of its make holds is what all later ones may hold.
             self.leaks(setup, record)?;
+            record.met_ns = None;
         }
-        self.machine.lived_again(fault.victim);
+        self.machine.left_and_returned(fault.victim);
         let deadline_ms = self.deadline_ms(fault.kind);
         let everybody = self.everybody();
         if fault.in_flight {
@@ -202,7 +207,7 @@ impl Conductor {
             self.order_recovery(setup, record);
             self.end(playing)?;
             self.restore_all()?;
-            record.live_ns = self.machine.lived_again(fault.victim);
+            (record.hit_ns, record.live_ns) = self.machine.left_and_returned(fault.victim);
             self.together(setup, record)?;
         } else if fault.kind != Kind::ShortStop {
             self.end(playing)?;
@@ -225,7 +230,7 @@ impl Conductor {
         }
         self.end(playing)?;
         self.restore_all()?;
-        record.live_ns = self.machine.lived_again(fault.victim);
+        (record.hit_ns, record.live_ns) = self.machine.left_and_returned(fault.victim);
         if recovers {
             self.together(setup, record)?;
         }
@@ -297,6 +302,8 @@ impl Conductor {
             Kind::Stop => {
                 // It runs again, and must find out by itself that it is not in the group any more.
                 self.end(playing)?;
+                // Whatever it still writes, the others work.
+                self.work(&survivors, deadline_ms, record)?;
                 self.settle(&[victim])?;
                 self.see(&[victim], deadline_ms, record);
                 self.order_recovery(setup, record);
@@ -307,7 +314,7 @@ impl Conductor {
             }
         }
         self.restore_all()?;
-        record.live_ns = self.machine.lived_again(victim);
+        (record.hit_ns, record.live_ns) = self.machine.left_and_returned(victim);
         self.together(setup, record)?;
         record.back_ns = Some(self.work(&self.everybody(), self.deadline_ms(Kind::Kill), record)?);
         Ok(())
@@ -353,15 +360,13 @@ impl Conductor {
         for &rank in ranks {
             let seen = &mut record.seen[rank];
             match &self.answers[rank] {
-                Some(Said::Failed(failure)) => {
-                    if seen.failure.is_none() {
-                        let stopped = record.fault.is_some_and(|fault| fault.kind == Kind::Stop && fault.victim == rank);
-                        // A process that does not run is late for everything.
-                        if !stopped {
-                            record.overruns_ns.extend(overrun(failure.at_ns - failure.started_ns, failure));
-                        }
-                        seen.failure = Some(failure.clone());
+                Some(Said::Failed(failure)) if seen.failure.is_none() => {
+                    let stopped = record.fault.is_some_and(|fault| fault.kind == Kind::Stop && fault.victim == rank);
+                    // A process that does not run is late for everything.
+                    if !stopped {
+                        record.overruns_ns.extend(overrun(failure.at_ns - failure.started_ns, failure));
                     }
+                    seen.failure = Some(failure.clone());
                 }
                 Some(Said::Held { longest_ns, .. }) => {
                     seen.held = true;
@@ -550,7 +555,7 @@ impl Conductor {
         self.settle(&self.everybody())?;
         for rank in self.everybody() {
             match &self.answers[rank] {
-                Some(Said::Met { .. }) => {}
+                Some(Said::Met { at_ns }) => record.met_ns = record.met_ns.max(Some(*at_ns)),
                 Some(Said::Refused(failure)) => {
                     return Err(Trouble::Other(format!("rank {rank} could not come back: {}: {}", failure.kind, failure.text)));
                 }
@@ -586,7 +591,7 @@ impl Conductor {
             }
             self.settle(&self.everybody())?;
             let counted = |answer: &Option<Said>| match answer {
-                Some(Said::Counted(holdings)) => *holdings,
+                Some(Said::Counted(holdings)) => holdings.clone(),
                 _ => Holdings::default(),
             };
             let now: Vec<Holdings> = self.answers.iter().map(counted).collect();
@@ -595,9 +600,7 @@ impl Conductor {
                 self.before.entry((setup.engine, setup.checked)).or_insert_with(|| (now.clone(), held)).clone();
             let mut leaks = Vec::new();
             for (rank, (then, now)) in then.iter().zip(&now).enumerate() {
-                if then != now {
-                    leaks.push(format!("rank {rank} holds {now:?}, was {then:?}"));
-                }
+                leaks.extend(now.beside(then).map(|what| format!("rank {rank} holds {what}")));
             }
             if held != held_then {
                 leaks.push(format!("the module holds {held:?} (pages, bytes of channels), was {held_then:?}"));
@@ -625,13 +628,13 @@ impl Conductor {
     /// Everybody leaves; gives what the module still holds then.
     pub fn finish(mut self) -> Vec<String> {
         for rank in self.everybody() {
+            println!("# rank {rank}, user and system time of its threads: {}", self.crew.times(rank));
             self.crew.remove(rank);
         }
-        let none = Some((0, 0));
-        if self.machine.has_endpoints() && !until(Duration::from_secs(10) * self.options.patience, || self.machine.held() == none)
-        {
+        let idle = self.idle;
+        if !until(Duration::from_secs(10) * self.options.patience, || self.machine.held() == idle) {
             return vec![format!(
-                "after all ranks have ended the module holds {:?} (pages, bytes of channels)",
+                "after all ranks have ended the module holds {:?} (pages, bytes of channels), before them {idle:?}",
                 self.machine.held()
             )];
         }

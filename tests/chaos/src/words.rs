@@ -112,14 +112,39 @@ pub struct Failure {
 }
 
 /// What a process holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holdings {
-    /// Open descriptors.
-    pub descriptors: usize,
+    /// Open descriptors, by what they are, sorted.
+    pub descriptors: Vec<String>,
     /// Locked memory.
     pub locked_kib: u64,
     /// Mappings.
     pub mappings: usize,
+}
+
+impl Holdings {
+    /// What is held beyond `before`, or no more, in words; nothing when it is the same.
+    pub fn beside(&self, before: &Self) -> Option<String> {
+        if self == before {
+            return None;
+        }
+        let missing = |of: &[String], in_: &[String]| {
+            let mut rest = in_.to_vec();
+            let extra = of.iter().filter(|name| match rest.iter().position(|one| one == *name) {
+                Some(at) => {
+                    rest.swap_remove(at);
+                    false
+                }
+                None => true,
+            });
+            extra.cloned().collect::<Vec<_>>()
+        };
+        let (more, less) = (missing(&self.descriptors, &before.descriptors), missing(&before.descriptors, &self.descriptors));
+        let (locked, were_locked, mapped, were_mapped) = (self.locked_kib, before.locked_kib, self.mappings, before.mappings);
+        Some(format!(
+            "descriptors {more:?} more and {less:?} less, {locked} KiB locked (was {were_locked}), {mapped} mappings (was {were_mapped})"
+        ))
+    }
 }
 
 /// From a rank to the conductor.

@@ -225,8 +225,7 @@ pub unsafe extern "C" fn pcieipc_group_agree(
         // SAFETY: as promised to `group`.
         let agreed = unsafe { group(of)? }.agree(ok != 0, Duration::from_millis(timeout_ms.into()))?;
         let bits = |ranks: &[usize]| ranks.iter().fold(0, |bits, rank| bits | 1u32 << rank);
-        (out.ok, out.failed, out.returned, out.reserved) =
-            (agreed.ok.into(), bits(&agreed.failed), bits(&agreed.returned), 0);
+        (out.ok, out.failed, out.returned, out.reserved) = (agreed.ok.into(), bits(&agreed.failed), bits(&agreed.returned), 0);
         Ok(())
     })
 }

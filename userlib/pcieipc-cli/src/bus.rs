@@ -7,5 +7,5 @@ mod function;
 pub mod heal;
 
 pub use aer::{Injector, Severity};
-pub use endpoint::{address_of, tested};
+pub use endpoint::address_of;
 pub use function::{DRIVER, Function, Sysfs};

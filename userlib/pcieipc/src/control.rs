@@ -10,6 +10,8 @@ pub enum Defence {
     Checksum,
     /// An endpoint's new life is told from the one that the group met with.
     GenerationCheck,
+    /// A group's new life has memory that nobody who was left out can write.
+    Quarantine,
 }
 
 impl Defence {
@@ -19,6 +21,7 @@ impl Defence {
             Self::BoundedWait => "bounded_wait",
             Self::Checksum => "crc",
             Self::GenerationCheck => "generation_check",
+            Self::Quarantine => "quarantine",
         }
     }
 }

@@ -262,7 +262,7 @@ impl Sequence<'_> {
             self.add("rescan", Outcome::Failed, error.to_string(), begun);
             return false;
         }
-        if self.until(Bench::exists) {
+        if self.until(|bench| bench.exists()) {
             self.add("rescan", Outcome::Done, "the bus has found it", begun);
             return true;
         }

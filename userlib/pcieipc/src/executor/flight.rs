@@ -201,9 +201,7 @@ impl<L: Links> Executor<L> {
 
     /// Goes on until the collective with this number is over.
     pub(super) fn drive_past(&mut self, number: u32) -> Result<()> {
-        let flies = |flight: &Flight| {
-            flight.run.plan().collective != Collective::SendReceive && flight.run.number() == number
-        };
+        let flies = |flight: &Flight| flight.run.plan().collective != Collective::SendReceive && flight.run.number() == number;
         while self.flights.iter().any(flies) {
             self.progress()?;
             let Some(deadline) = self.flights.iter().map(|f| f.deadline).min() else { return Ok(()) };

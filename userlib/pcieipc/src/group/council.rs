@@ -12,6 +12,7 @@ use std::{
 
 use super::mesh::Mesh;
 use crate::{
+    control::{Defence, is_without},
     error::{Error, Rank, Result},
     sys::{failed, wait_readable},
     transport::board::{Board, Decision, Question, Ranks, Vote, after},
@@ -46,7 +47,8 @@ pub struct Council {
 impl Council {
     /// `members` are those that have the board.
     pub fn new(board: Arc<Board>, me: Rank, members: &[Rank]) -> Self {
-        Self { board, me, members: Ranks::of(members.iter().copied()), last: Decision::default(), resigned: false }
+        let last = if is_without(Defence::Quarantine) { board.decision() } else { Decision::default() };
+        Self { board, me, members: Ranks::of(members.iter().copied()), last, resigned: false }
     }
 
     pub fn board(&self) -> &Arc<Board> {
@@ -172,7 +174,8 @@ impl Council {
 
 impl Drop for Council {
     fn drop(&mut self) {
-        if !self.resigned {
+        // On a board that is used again, it would be said of the new life.
+        if !self.resigned && !is_without(Defence::Quarantine) {
             let nothing = Ranks::default();
             self.board.vote(self.me, self.vote(Ballot { question: Question::Leave, flags: 0, lost: nothing, seen: nothing }));
         }

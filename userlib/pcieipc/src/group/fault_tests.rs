@@ -209,6 +209,70 @@ fn stopping_process() {
     say("right");
 }
 
+/// Everything that a left-out rank has mapped for writing and shares with others, by the kernel's list.
+fn shared_and_writable() -> Vec<(u64, u64)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapping = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (start, end) = range.split_once('-')?;
+        let shared = rest.starts_with("rw-s") && rest.contains("pcieipc");
+        shared.then_some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    };
+    maps.lines().filter_map(mapping).collect()
+}
+
+#[test]
+fn what_a_left_out_rank_still_writes_reaches_nobody() {
+    let scratch = Scratch::new();
+    let mut all: Vec<Process> = (0..4).map(|rank| start("scribbling_process", rank, 4, &scratch, &[])).collect();
+    all.iter_mut().for_each(|p| assert_eq!(p.hear().as_deref(), Some("met")));
+    let mut scribbled = all.remove(1);
+    assert_eq!(scribbled.hear().as_deref(), Some("scribbles"));
+    for process in &mut all {
+        assert_eq!(process.hear().as_deref(), Some("right"));
+    }
+}
+
+/// A rank of the test above: rank 1 does not answer, and writes to all that it shares with the others as long as they work.
+#[test]
+fn scribbling_process() {
+    use std::os::unix::fs::FileExt;
+    let Some(variables) = variables("group::fault_tests::scribbling_process") else { return };
+    let number = |name: &str| variables[name].parse::<usize>().unwrap();
+    let mut group = Group::meet(options(number("RANK"), number("RANKS"), Path::new(&variables["DIR"]))).unwrap();
+    // Who has met may go on before the others have.
+    assert!(group.agree(true, PATIENCE).unwrap().ok);
+    let shrunk = Path::new(&variables["DIR"]).join("shrunk");
+    say("met");
+    if number("RANK") != 1 {
+        group.shrink(Duration::from_secs(8)).unwrap();
+        assert_eq!(group.members(), [0, 2, 3]);
+        std::fs::write(&shrunk, "").unwrap();
+        for _ in 0..200 {
+            reduces_right(&mut group, PATIENCE).unwrap();
+        }
+        assert!(group.agree(true, PATIENCE).unwrap().failed.is_empty());
+        say("right");
+        return;
+    }
+    while !shrunk.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mapped = shared_and_writable();
+    // The board, and a ring towards each of the others.
+    assert!(mapped.len() >= 4, "{mapped:?}");
+    let memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
+    for round in (0..=255u8).cycle() {
+        for (start, end) in &mapped {
+            memory.write_all_at(&vec![round; (end - start) as usize], *start).unwrap();
+        }
+        if round == 0 {
+            // Heard once; later nobody listens.
+            say("scribbles");
+        }
+    }
+}
+
 #[test]
 fn abort_from_another_thread_ends_the_calls_of_all_ranks_and_the_group_can_go_on() {
     let answers = threads(

@@ -53,7 +53,7 @@ use std::{
 };
 
 use crate::{
-    device::Session,
+    device::{Event, Session},
     error::{EndpointRef, Error, Rank, Result},
     executor::{Executor, MAX_RANKS, Options as ExecutorOptions, Trace, Volume},
     link::Links,
@@ -105,6 +105,8 @@ pub trait GroupLinks: Links + Send + std::fmt::Debug {
     fn degraded(&self) -> Vec<Degraded>;
     /// Says to the peers that this rank leaves in order.
     fn leave(&mut self);
+    /// What the kernel said since the last call.
+    fn events(&mut self) -> Vec<Event>;
     /// What wakes this rank from its sleep on these links, for another thread; nothing when it can not be had.
     fn waker(&self) -> Option<Bell>;
 }
@@ -133,6 +135,9 @@ impl<W: Wire> GroupLinks for RankLinks<W> {
     }
     fn leave(&mut self) {
         Self::leave(self);
+    }
+    fn events(&mut self) -> Vec<Event> {
+        self.wire_mut().events()
     }
     fn waker(&self) -> Option<Bell> {
         Self::waker(self)
@@ -591,6 +596,14 @@ impl Group {
         let degraded = self.engine.get().links().degraded();
         self.engine.leave();
         degraded
+    }
+
+    /// What the module said since the last call: endpoints that came, went, recovered, links that changed, errors. Sleeping ranks
+    /// wake for it; over shared memory there is none. Older ones than the latest 1024 are dropped, as are those of the group's lives before.
+    pub fn events(&mut self) -> Vec<Event> {
+        let events = self.engine.get().links().events();
+        self.engine.leave();
+        events
     }
 
     /// The shards that ranks own in all-reduces in two shots. They follow the links of the endpoints: see [`Group::rebalance`].

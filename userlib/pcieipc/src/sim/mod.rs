@@ -113,7 +113,8 @@ pub fn run(machine: &Machine, plans: &[Plan], element: usize) -> Prediction {
         state.next[rank] += 1;
     }
     let us = state.clock.iter().copied().fold(0.0, f64::max);
-    let busiest = state.links.iter().map(Occupancy::busy).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, b)| *b > 0.0);
+    let busiest =
+        state.links.iter().map(Occupancy::busy).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, b)| *b > 0.0);
     let busiest = busiest.map(|(link, busy)| (machine.name_of(link), busy / us));
     Prediction { us, busiest, steps: state.steps }
 }

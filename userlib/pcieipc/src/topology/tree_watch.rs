@@ -22,6 +22,8 @@ use super::{
 const KEPT: usize = 1024;
 /// How soon the thread notices that it shall end.
 const TICK: Duration = Duration::from_millis(100);
+/// Where a look takes long, such as in a machine that is translated, it may take one part in so many of the thread's time.
+const SELDOM: u32 = 10;
 
 /// A follower that runs beside its owner. Dropping it ends the thread.
 #[derive(Debug)]
@@ -67,19 +69,20 @@ impl TreeWatch {
         });
         let ours = shared.clone();
         let thread = std::thread::Builder::new().name("pcieipc-tree".into()).spawn(move || {
-            let mut looked = Instant::now();
+            let (mut looked, mut took) = (Instant::now(), Duration::ZERO);
             while !ours.stop.load(Ordering::Relaxed) {
                 let heard = follower.hear(interval.min(TICK)).unwrap_or_else(|_| {
                     // An error of the socket leaves the regular looks, and must not make this thread spin.
                     std::thread::sleep(interval.min(TICK));
                     false
                 });
-                if !heard && looked.elapsed() < interval {
+                if !heard && looked.elapsed() < interval.max(took * SELDOM) {
                     continue;
                 }
                 looked = Instant::now();
                 // Links and registers change without a word of the kernel; those of others than the endpoints do not matter.
                 let changes = if endpoints.is_empty() { follower.look() } else { follower.look_at(&endpoints) };
+                took = looked.elapsed();
                 if !changes.is_empty() {
                     take_in(&ours, &follower, &endpoints, changes);
                 }

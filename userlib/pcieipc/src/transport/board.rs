@@ -191,13 +191,28 @@ pub struct Board {
 impl Board {
     /// A new page, all zero.
     pub fn new() -> Result<Self> {
+        #[cfg(feature = "controls")]
+        if let Some(file) = unquarantined::last() {
+            return Self::again(file);
+        }
         let hint = "free some memory or raise the limit of open files";
         let file = memfd_create("pcieipc-board", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
             .map_err(|e| failed("memfd_create", hint)(e.into()))?;
         ftruncate(&file, BYTES as i64).map_err(|e| failed("ftruncate", hint)(e.into()))?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS)).map_err(|e| failed("fcntl(F_ADD_SEALS)", hint)(e.into()))?;
         let mapping = Mapping::new(file.as_fd(), 0, BYTES, Access::ReadWrite).map_err(failed("mmap", hint))?;
+        #[cfg(feature = "controls")]
+        unquarantined::keep(&file);
         Ok(Self { file, mapping })
+    }
+
+    /// The page of the life before, with its abort taken back: what must never be done.
+    #[cfg(feature = "controls")]
+    fn again(file: OwnedFd) -> Result<Self> {
+        let mapping = Mapping::new(file.as_fd(), 0, BYTES, Access::ReadWrite).map_err(failed("mmap", "free some memory"))?;
+        let board = Self { file, mapping };
+        board.page().abort.store(0, Ordering::Release);
+        Ok(board)
     }
 
     /// The page that `peer` made.
@@ -309,6 +324,29 @@ impl Board {
         let Some(place) = self.page().places.get(of) else { return String::new() };
         let bytes: Vec<u8> = place.reason.iter().map(|b| b.load(Ordering::Relaxed)).take_while(|b| *b != 0).collect();
         String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    }
+}
+
+/// The board that this process made last, for builds that can do without the quarantine of memory.
+#[cfg(feature = "controls")]
+mod unquarantined {
+    use std::{
+        os::fd::OwnedFd,
+        sync::{Mutex, PoisonError},
+    };
+
+    use crate::control::{Defence, is_without};
+
+    static LAST: Mutex<Option<OwnedFd>> = Mutex::new(None);
+
+    pub fn keep(file: &OwnedFd) {
+        if is_without(Defence::Quarantine) {
+            *LAST.lock().unwrap_or_else(PoisonError::into_inner) = file.try_clone().ok();
+        }
+    }
+
+    pub fn last() -> Option<OwnedFd> {
+        LAST.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.try_clone().ok()
     }
 }
 

@@ -5,12 +5,18 @@
 //! the ring by the processor or, with [`Mover::Engine`], by the writer's endpoint; the reader is rung by its endpoint's
 //! doorbell, an interrupt that ends on an eventfd, and only when it sleeps.
 
-use std::{os::fd::OwnedFd, ptr::NonNull, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{Degraded, Wire};
 use crate::{
     control::{Defence, is_without},
-    device::{Channel, DeviceError, EndpointId, Export, Import, Session, State, Status},
+    device::{Channel, DeviceError, EndpointId, Event, Export, Import, Session, State, Status},
     error::{EndpointRef, Error, Rank, Result},
     ring::{IndexPage, LINE, Memory, RECORD_HEADER_BYTES, max_record},
     sys::{Bell, Kernel},
@@ -83,7 +89,13 @@ pub struct Kmod {
     link: Option<LinkState>,
     /// Whether a link below that is an error.
     strict: bool,
+    /// Events that nobody has asked for yet, and whether the kernel's queue wakes sleepers.
+    heard: VecDeque<Event>,
+    listens: bool,
 }
+
+/// So many events are kept for [`Wire::events`]; older ones are dropped.
+const HEARD: usize = 1024;
 
 #[derive(Debug)]
 struct PeerEnd {
@@ -155,7 +167,18 @@ impl Wiring {
         };
         let (generation, link) = (session.generation(), session.status().link());
         let peers = (0..ranks).map(|_| None).collect();
-        let wire = Kmod { rank, peers, stage, carried: 0, session, generation, link, strict: false };
+        let wire = Kmod {
+            rank,
+            peers,
+            stage,
+            carried: 0,
+            session,
+            generation,
+            link,
+            strict: false,
+            heard: VecDeque::new(),
+            listens: true,
+        };
         Ok(Self { wire, kernel, data_bytes, offered: (0..ranks).map(|_| None).collect() })
     }
 
@@ -294,6 +317,25 @@ impl Wire for Kmod {
                 Err(Error::LinkDegraded { peer, endpoint, before: before.to_string(), now: now.to_string() })
             }
         }
+    }
+
+    fn news(&self) -> Option<BorrowedFd<'_>> {
+        self.listens.then(|| self.session.node().as_fd())
+    }
+
+    fn hear(&mut self) {
+        let events = self.session.node().events().unwrap_or_default();
+        // A descriptor that is readable without end, as after its node's end, must not keep a sleeper awake.
+        self.listens = !events.is_empty();
+        self.heard.extend(events);
+        let excess = self.heard.len().saturating_sub(HEARD);
+        self.heard.drain(..excess);
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        self.hear();
+        self.listens = true;
+        self.heard.drain(..).collect()
     }
 
     fn endpoint(&self, rank: Rank) -> Option<EndpointRef> {

@@ -99,6 +99,10 @@ impl<W: Wire> RankLinks<W> {
         &self.wire
     }
 
+    pub(crate) fn wire_mut(&mut self) -> &mut W {
+        &mut self.wire
+    }
+
     /// Wakes this rank from its sleep on these links, from another thread.
     pub fn waker(&self) -> Option<Bell> {
         self.bell.try_clone().ok()
@@ -350,11 +354,15 @@ impl<W: Wire> RankLinks<W> {
         let (ranks, mut fds) = self.lives();
         fds.push(self.bell.as_fd());
         let bell = fds.len() - 1;
+        fds.extend(self.wire.news());
         let ready = wait_readable(&fds, left.min(SLICE)).map_err(failed("ppoll", "this should not happen"))?;
         self.counters.sleeps += 1;
         if ready & 1 << bell != 0 {
             self.bell.drain();
             self.counters.wakeups += 1;
+        }
+        if ready >> bell > 1 {
+            self.wire.hear();
         }
         // Before a death is reported, the status is looked at: the death may follow from it.
         self.wire.status()?;

@@ -12,9 +12,10 @@ pub mod shm;
 
 pub use links::{Peer, RankLinks};
 
-use std::ptr::NonNull;
+use std::{os::fd::BorrowedFd, ptr::NonNull};
 
 use crate::{
+    device::Event,
     error::{EndpointRef, Rank, Result},
     ring::{Memory, RECORD_HEADER_BYTES},
     topology::LinkState,
@@ -79,6 +80,16 @@ pub trait Wire: Send + std::fmt::Debug {
     }
     /// Links that are slower or narrower than when the group's links were made; no system call.
     fn degraded(&self) -> Vec<Degraded> {
+        Vec::new()
+    }
+    /// Readable when the kernel has something to say; a sleeper wakes then.
+    fn news(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// Takes in what it has to say.
+    fn hear(&mut self) {}
+    /// What was heard since the last call, and what waits.
+    fn events(&mut self) -> Vec<Event> {
         Vec::new()
     }
     /// What the link of each rank carries, in any unit, where links limit the collectives; no system call.
