@@ -330,7 +330,7 @@ impl<L: Links> Executor<L> {
             let why = format!("an earlier collective of this group failed ({failure}); recover or shrink the group first");
             return Err(Error::Argument(why));
         }
-        if arguments.collective == Collective::AllReduce && self.reductions % BETWEEN_LOOKS == 0 {
+        if arguments.collective == Collective::AllReduce && self.look_is_due() {
             self.look_at_links()?;
         }
         let plan = self.plan(&arguments)?;
@@ -344,6 +344,11 @@ impl<L: Links> Executor<L> {
         let run = Run::new(plan, arguments, number, self.options.checked);
         self.last_short = Short::of(run.plan(), run.arguments(), run.word());
         Ok(run)
+    }
+
+    /// If the next all-reduce is one at which all ranks look, however each of them makes it.
+    fn look_is_due(&self) -> bool {
+        self.reductions % BETWEEN_LOOKS == 0
     }
 
     /// Takes the shards that rank 0 found to fit the links at the look before, and has it look again. Before it took part in that

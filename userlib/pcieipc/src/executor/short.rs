@@ -39,6 +39,9 @@ impl Short {
 impl<L: Links> Executor<L> {
     /// Makes the call if it is like the last short one; nothing where it is another.
     pub(super) fn short(&mut self, arguments: &Arguments, deadline: Instant) -> Option<Result<()>> {
+        if self.look_is_due() {
+            return None;
+        }
         let last = self.last_short?;
         let &Arguments { kind, op, count, place, .. } = arguments;
         let same = arguments.collective == Collective::AllReduce && last == Short { kind, op, count, place, word: last.word };
