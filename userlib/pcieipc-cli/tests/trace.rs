@@ -59,6 +59,6 @@ fn a_plan_is_drawn() {
 #[test]
 fn what_can_not_be_traced_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    run(directory.path(), &["trace", "--collective=barrier"]).fails(2, &["not recorded"]);
+    run(directory.path(), &["trace", "--collective=barrier"]).fails(2, &["not measured"]);
     run(directory.path(), &["trace", "--root=5"]).fails(2, &["no rank 5"]);
 }
