@@ -99,7 +99,13 @@ def fsdp(rank):
 
 
 def test_fsdp2_trains_as_over_gloo():
-    pcie, gloo = (worlds.run(2, fsdp, backend=b) for b in ("pcie", "gloo"))
+    try:
+        gloo = worlds.run(2, fsdp, backend="gloo")
+    except AssertionError as error:
+        if "has no attribute 'record_event'" in str(error):
+            pytest.skip("FSDP2 of this torch does not run on the CPU, over gloo neither")
+        raise
+    pcie = worlds.run(2, fsdp)
     assert torch.equal(pcie[0][1], pcie[1][1])
     torch.testing.assert_close(pcie[0][1], gloo[0][1], rtol=1e-5, atol=1e-6)
 
