@@ -8,7 +8,7 @@ use std::{
 
 use host_fixtures::Fixture;
 use pcieipc::{
-    doctor::{self, CATALOG, Case, Moment, Report},
+    doctor::{self, CATALOG, Case, Moment, Report, Severity},
     topology::{Archive, CaptureOptions, Topology, capture},
 };
 
@@ -249,4 +249,18 @@ fn every_finding_is_documented() {
     for heading in headings.keys() {
         assert!(CATALOG.iter().any(|e| e.id == *heading), "docs/doctor.md explains {heading}, which is no finding");
     }
+}
+
+#[test]
+fn a_link_that_changed_by_itself_is_a_remark_and_no_bad_signal() {
+    let (_, host) = hosts().into_iter().find(|(name, _)| name == "gen2-for-hours").unwrap();
+    let report = examine(&host, &|a| a);
+    let found = |id: &str, at: &str| {
+        report.findings.iter().find(|f| f.id == id && f.at.first().is_some_and(|a| a.to_string() == at)).unwrap()
+    };
+    // Both ports remember such a change; only the card below the first counted damaged packets.
+    assert_eq!(found("link-changed", "0000:00:01.0").severity, Severity::Info);
+    assert_eq!(found("link-changed", "0000:00:02.0").severity, Severity::Info);
+    assert_eq!(found("link-speed-reduced", "0000:02:00.0").severity, Severity::Info);
+    assert!(found("link-speed-reduced", "0000:01:00.0").severity > Severity::Info);
 }

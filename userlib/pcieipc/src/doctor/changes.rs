@@ -78,12 +78,13 @@ fn link_changed(function: &Function, was: LinkState, is: LinkState, when: &str, 
             .mend(if worse {
                 "See the finding about the link's present state. If it goes up and down, suspect the signal (seat, riser, power) or the card's idle behaviour."
             } else {
-                "Nothing to do: groups re-plan by themselves."
+                "Nothing to do: groups are told, and plan anew at their next `replan_if_changed`."
             }),
     );
 }
 
-/// Ports remember that their link changed by itself.
+/// Ports remember that their link changed by itself. By the PCI Express specification (Link Status, bit 15) that is a change for other
+/// reasons than an unreliable link, such as a card that saves power while idle: a remark, which explains a slow link, and no fault.
 fn by_itself(case: &Look<'_>, report: &mut Report) {
     for (index, function) in case.tree().functions.iter().enumerate() {
         let Some(link) = function.capabilities.link.as_ref().filter(|l| l.bandwidth_autonomous) else { continue };
@@ -91,12 +92,12 @@ fn by_itself(case: &Look<'_>, report: &mut Report) {
             continue;
         }
         report.add(
-            Finding::new("link-changed", Severity::Warning, format!("the link below {} changed speed or width by itself", function.label()))
+            Finding::new("link-changed", Severity::Info, format!("the link below {} changed speed or width by itself", function.label()))
                 .at(function.address)
                 .seen(register(function, "LnkSta"), "LABS set (autonomous bandwidth change)")
                 .seen(register(function, "LnkSta"), link.now.map_or("down".to_owned(), |n| n.to_string()))
-                .so("Hardware changed the link to keep it working, which it does when the signal is bad; it may do so again at any time.")
-                .mend("Reseat the card and its riser or cables and watch the correctable errors of both ends. The bit stays until it is cleared.")
+                .so("Hardware changed the link, not to mend a bad signal: most often a card that saves power while it is idle. A transfer that begins then waits for the link.")
+                .mend("Look again while the card works: the link should be at its best. The bit stays until it is cleared.")
                 .fix("Clears the memory of past changes, so that the next one is seen.", [format!("setpci -s {} CAP_EXP+12.w=c000:c000", function.address)]),
         );
     }

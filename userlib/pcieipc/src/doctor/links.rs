@@ -145,9 +145,6 @@ fn bad_signal(case: &Look<'_>, hop: &Hop) -> Option<String> {
     for end in [Some(hop.card), hop.port].into_iter().flatten() {
         let function = &functions[end];
         if let Some(link) = &function.capabilities.link {
-            if link.bandwidth_autonomous {
-                return Some(format!("{} says that hardware changed the link by itself for reliability", function.address));
-            }
             if link.lane_errors != 0 {
                 return Some(format!("{} reports errors on lanes {:#x}", function.address, link.lane_errors));
             }

@@ -136,9 +136,10 @@ pub struct LinkEnd {
     pub training: bool,
     /// The data link layer is up, where the end can report it.
     pub active: Option<bool>,
-    /// A port counted a change of speed or width that hardware or software asked for since software last cleared the bit (LBMS).
+    /// A port saw a retraining that software asked for, or a change of speed or width to mend an unreliable link, since software last
+    /// cleared the bit (LBMS). Which of the two is not told.
     pub bandwidth_managed: bool,
-    /// A port saw the link change by itself, which hints at a bad link (LABS).
+    /// A port saw hardware change speed or width for other reasons than an unreliable link, such as saving power (LABS).
     pub bandwidth_autonomous: bool,
     /// Hardware may not change the width by itself.
     pub width_change_disabled: bool,
