@@ -49,6 +49,18 @@ impl Session {
     /// Rings the endpoint and waits for its interrupt, sends itself a record through a ring, and has the engine copy it into another
     /// ring. Everything is given back. `limit` bounds each wait.
     ///
+    /// ```no_run
+    /// # use pcieipc::device::Node;
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::open()?;
+    /// # let first = node.endpoints()?[0];
+    /// # let session = node.attach(first, 1)?;
+    /// println!("{:?}", session.self_test(Duration::from_secs(1))?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// What it did not do.
     pub fn self_test(&self, limit: Duration) -> Result<SelfTest, SelfTestError> {

@@ -378,6 +378,13 @@ impl<L: Links> Executor<L> {
     }
 
     /// The shards that the ranks own in two-shot all-reduces.
+    ///
+    /// ```
+    /// # use pcieipc::{executor::{Executor, Options}, loopback};
+    /// let alone = Executor::new(loopback::group(1, 4, 4096).remove(0), Options::default())?;
+    /// assert!(alone.shares().are_equal());
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn shares(&self) -> Shares {
         self.shares
     }

@@ -600,6 +600,13 @@ impl Group {
 
     /// What the module said since the last call: endpoints that came, went, recovered, links that changed, errors. Sleeping ranks
     /// wake for it; over shared memory there is none. Older ones than the latest 1024 are dropped, as are those of the group's lives before.
+    ///
+    /// ```
+    /// use pcieipc::group;
+    ///
+    /// group::of_threads(2, |mut group| assert!(group.events().is_empty()))?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn events(&mut self) -> Vec<Event> {
         let events = self.engine.get().links().events();
         self.engine.leave();
@@ -607,6 +614,14 @@ impl Group {
     }
 
     /// The shards that ranks own in all-reduces in two shots. They follow the links of the endpoints: see [`Group::rebalance`].
+    ///
+    /// ```
+    /// use pcieipc::group;
+    ///
+    /// // Over shared memory no link limits the ranks.
+    /// group::of_threads(2, |mut group| assert!(group.shares().are_equal()))?;
+    /// # Ok::<(), pcieipc::Error>(())
+    /// ```
     pub fn shares(&mut self) -> Shares {
         let shares = self.engine.get().shares();
         self.engine.leave();
