@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How long a host with more than 1,000 functions takes to read, from files as sysfs has them, in a folder in memory; and beside it `lspci -vv`, which
-//! reads the same files where it is installed. Prints a table and writes `target/bench/topology.json`; fails when reading takes 100 ms or more of
-//! processor time, which several threads share. The time from start to end is compared with the same bar and told, but what else the machine does is no
-//! fault of ours.
+//! reads the same files where it is installed. Prints a table and writes `target/bench/topology.json`; fails when reading takes 100 ms or more from start
+//! to end (the median), which counts only on a machine that does nothing else. Several threads share the work; the processor time of all is told.
 //!
 //! A real device adds the time of its registers, about a microsecond for each of some 60 double words; sysfs itself costs about what files in
 //! memory do. hwloc asks a library that knows no other place than /sys, so it can not be given these files.
@@ -21,6 +20,8 @@ use pcieipc::{
 };
 
 const LIMIT_MS: f64 = 100.0;
+const DOCTOR: &str = "pcieipc: examine it (doctor)";
+const LSPCI: &str = "lspci -vv";
 
 fn main() -> ExitCode {
     let root = tempfile::Builder::new().prefix("pcieipc-bench-").tempdir_in(if Path::new("/dev/shm").is_dir() {
@@ -39,16 +40,17 @@ fn main() -> ExitCode {
     };
     // It must have read what we read.
     let headlines = |text: &[u8]| {
-        String::from_utf8_lossy(text).lines().filter(|l| !l.is_empty() && !l.starts_with(char::is_whitespace)).count()
+        let address = |line: &&str| line.split(' ').next().is_some_and(|word| word.contains(':') && word.contains('.'));
+        String::from_utf8_lossy(text).lines().filter(address).count()
     };
     let peer = lspci().map(|o| headlines(&o.stdout)).filter(|count| *count == functions);
     let mut rows = vec![
         row("pcieipc: read the tree", || drop(Topology::read(&source))),
         row("pcieipc: read tree and host", || drop(Moment::read(&source))),
-        row("pcieipc: examine it (doctor)", || drop(examine(&Case::new(&moment)))),
+        row(DOCTOR, || drop(examine(&Case::new(&moment)))),
     ];
     match peer {
-        Some(_) => rows.push(row("lspci -vv", || drop(lspci()))),
+        Some(_) => rows.push(row(LSPCI, || drop(lspci()))),
         None => println!("lspci is not there, or does not read these files: nothing to compare with"),
     }
     // Processor time does not suffer from what else the machine does.
@@ -65,28 +67,26 @@ fn main() -> ExitCode {
         );
     }
     println!("processor time of one read: {processor:.1} ms over all threads");
-    let bar = |what: &str, ms: f64| serde_json::json!({ "what": what, "ms": ms, "bar": LIMIT_MS, "met": ms < LIMIT_MS });
-    let bars = [
-        bar("read the tree, processor time", processor),
-        bar("read the tree, start to end, best", rows[0].best),
-        bar("read the tree, start to end, median", rows[0].median),
-    ];
-    for bar in &bars {
-        println!(
-            "{}: {:.1} ms, bar {LIMIT_MS} ms{}",
-            bar["what"].as_str().unwrap_or(""),
-            bar["ms"].as_f64().unwrap_or(f64::NAN),
-            if bar["met"] == true { "" } else { ": NOT MET" }
-        );
-    }
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|r| serde_json::json!({ "what": r.what, "best_ms": r.best, "median_ms": r.median, "worst_ms": r.worst, "of": r.of }))
-        .collect();
-    let met = bars.iter().filter(|b| b["met"] == true).count();
+    let median = rows[0].median;
+    println!(
+        "read the tree, start to end, median: {median:.1} ms, bar {LIMIT_MS} ms{}",
+        if median < LIMIT_MS { "" } else { ": NOT MET" }
+    );
+    let peer = rows.iter().find(|r| r.what == LSPCI).map(|r| r.median);
     let report = serde_json::json!({
-        "functions": functions, "processors": threads, "load": load.trim(), "bars": bars, "met": met, "of": bars.len(), "rows": rows,
-        "peers": if peer.is_some() { serde_json::json!(["lspci -vv"]) } else { serde_json::json!([]) },
+        "name": "topology",
+        "command": "cargo bench -p pcieipc --bench topology",
+        "machine": format!("{threads} processors, load {}", load.trim()),
+        "functions": functions,
+        "bar_ms": LIMIT_MS,
+        "processor_ms": processor,
+        "rows": rows.iter().filter(|r| r.what != LSPCI).map(|r| serde_json::json!({
+            "case": r.what, "bytes": null, "unit": "ms", "ours": r.median, "best": r.best, "worst": r.worst,
+            // lspci prints the tree and judges nothing.
+            "peer_name": peer.filter(|_| r.what != DOCTOR).map(|_| LSPCI),
+            "peer": peer.filter(|_| r.what != DOCTOR),
+            "ratio": peer.filter(|_| r.what != DOCTOR).map(|p| r.median / p),
+        })).collect::<Vec<_>>(),
     });
     let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench/topology.json");
     let written =
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
         Ok(()) => println!("{}", out.display()),
         Err(error) => println!("{}: {error}", out.display()),
     }
-    if functions < 1000 || processor.is_nan() || processor >= LIMIT_MS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if functions < 1000 || median >= LIMIT_MS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 struct Row {
@@ -158,10 +158,31 @@ fn unfold(root: &Path) {
         let file = root.join(path);
         let _ = std::fs::create_dir_all(file.parent().unwrap_or(root));
         let done = match entry {
-            Entry::File(bytes) => std::fs::write(&file, bytes),
+            Entry::File(bytes) => {
+                if file.ends_with("config") {
+                    for_lspci(&file, bytes);
+                }
+                std::fs::write(&file, bytes)
+            }
             Entry::Link(target) => std::os::unix::fs::symlink(target, &file),
             Entry::Refused(_) => Ok(()),
         };
         done.expect("room for the files");
+    }
+}
+
+/// What lspci reads from files of their own and we from configuration space.
+fn for_lspci(config: &Path, bytes: &[u8]) {
+    let number = |at: usize, length: usize| {
+        bytes.get(at..at + length).unwrap_or_default().iter().rev().fold(0u32, |n, b| n << 8 | u32::from(*b))
+    };
+    let files = [
+        ("vendor", format!("{:#06x}", number(0, 2))),
+        ("device", format!("{:#06x}", number(2, 2))),
+        ("class", format!("{:#08x}", number(9, 3))),
+        ("irq", "0".to_owned()),
+    ];
+    for (name, text) in files {
+        std::fs::write(config.with_file_name(name), text + "\n").expect("room for the files");
     }
 }
