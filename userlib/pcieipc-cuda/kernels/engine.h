@@ -86,6 +86,17 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Engine : Stream<E, SIMPLE, 2,
         store_line(line, Word4{v[0], v[1], v[2], v[3]});
       }
   }
+  // Waits until the chunk that lay where this tile comes is consumed, by whichever block: until then its lines would pass for those
+  // that are to come.
+  PCIEIPC_FN bool is_emptied(Watch& w, u64 at) const {
+    const u64 chunk = at / this->a.layout.chunk;
+    for (;;) {
+      if (chunk < 2) return true;
+      const u64 emptied = load_acquire_sys(&this->a.state->emptied);
+      if ((u32)(emptied >> 32) == this->epoch && (u32)emptied + 2 > chunk) return true;
+      if (give_up(this->a, w, this->a.rank, WAIT_CREDIT, this->epoch)) return false;
+    }
+  }
   // Waits until this warp's part of a tile has come.
   PCIEIPC_FN bool watch(Watch& w, u64 at, u32 len) const {
     const Args& a = this->a;
@@ -146,7 +157,7 @@ PCIEIPC_FN void engine_stream(T t, const Args& a, StreamShared& s) {
     }
     for (u32 q = 0; q < mine && good; q++) {
       const u64 at = (t.block() + q * blocks) * a.piece;
-      good = x.watch(w, at, x.length(at));
+      good = x.is_emptied(w, at) && x.watch(w, at, x.length(at));
       good = warp_all(good);
       if (good) x.reach(&s.pushed[x.warp], q + 1);
       else store_shared(&s.lost, 1u);
@@ -176,6 +187,8 @@ PCIEIPC_FN void engine_stream(T t, const Args& a, StreamShared& s) {
           fence_sys();
           if (atomic_add(finished, 1u) + 1 == t.blocks()) {
             store_volatile(finished, 0u);
+            // For this rank's own watchers, of all blocks.
+            store_release_sys(&a.state->emptied, ((u64)epoch << 32) | (chunk + 1));
             store_release_sys(credit_of(a.tx[1 - a.rank], a.layout, 1 - a.rank, a.rank, chunk), (u64)epoch);
           }
         }

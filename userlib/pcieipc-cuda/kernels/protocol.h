@@ -39,7 +39,8 @@ struct State {
   u32 arrived;  // blocks of the running kernel that have read the epoch
   u32 finished[2];  // blocks that have consumed a chunk of the staging, for even and odd chunks
   u32 engine_epoch, engine_chunks;  // of the last call that copy engines served
-  u32 pad[24];
+  u64 emptied;  // the epoch, and how many chunks of the staging all blocks have consumed in it
+  u32 pad[22];
 };
 
 struct Verdict {

@@ -25,7 +25,8 @@ pub struct State {
     pub finished: [u32; 2],
     pub engine_epoch: u32,
     pub engine_chunks: u32,
-    pub pad: [u32; 24],
+    pub emptied: u64,
+    pub pad: [u32; 22],
 }
 
 /// Why a kernel gave up.
