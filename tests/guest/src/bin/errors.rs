@@ -5,6 +5,7 @@ use std::{
     fs,
     os::fd::AsFd,
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -13,7 +14,7 @@ use guest::{
     abi::*,
     call::{Record, number},
     ktap, machine,
-    mapping::PAGE,
+    mapping::{PAGE, READ_WRITE},
     pci::Function,
     promises,
     session::{Node, SOON, Session, living, played, signals, softdev},
@@ -212,6 +213,52 @@ fn an_endpoint_that_died_in_its_recovery_is_dead_and_comes_back_by_removal() {
     assert_eq!(signals(&eventfd, SOON), 1);
 }
 
+/// Everything that touches the endpoint, from threads, while its function is reset again and again. The endpoint itself counts what
+/// reaches it while it is to be left alone.
+fn no_access_falls_into_a_reset() {
+    const RESETS: u64 = 8;
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    let [from, to] = [0; 2].map(|_| session.create(PAGE as u64, 0).unwrap());
+    let export = from.export().unwrap();
+    let bell = session.node.get(number::DOORBELL_MAP, pcieipc_doorbell::new());
+    let page = session.node.map(bell.map_offset, PAGE, READ_WRITE).unwrap();
+    let before = played(serial);
+    let over = AtomicBool::new(false);
+    let again = |act: &dyn Fn() -> Result<(), Errno>| {
+        while !over.load(Ordering::Relaxed) {
+            // Calls fail in a reset and until the session recovers; what they answer does not matter here.
+            let _ = act();
+            thread::sleep(Duration::from_micros(200));
+        }
+    };
+    let copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 4096, timeout_ms: 1000, ..Record::new() };
+    thread::scope(|scope| {
+        scope.spawn(|| again(&|| session.ring(0)));
+        scope.spawn(|| again(&|| export.ring()));
+        scope.spawn(|| {
+            again(&|| {
+                page.store32(bell.page_offset as usize, bell.value as u32);
+                Ok(())
+            })
+        });
+        scope.spawn(|| again(&|| session.node.call(number::COPY, &mut { copy })));
+        scope.spawn(|| again(&|| session.create(PAGE as u64, 1)?.destroy()));
+        scope.spawn(|| again(&|| session.node.info(session.endpoint).map(drop)));
+        scope.spawn(|| again(&|| recover(&session).map(drop)));
+        for _ in 0..RESETS {
+            function.reset().unwrap();
+            thread::sleep(Duration::from_millis(30));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let after = played(serial);
+    let more = |key: &str| after[key].as_u64().unwrap() - before[key].as_u64().unwrap();
+    println!("# {} resets, {} accesses, {} of them in a reset", more("life"), more("accesses"), more("touched_in_reset"));
+    assert!(more("life") >= RESETS && more("accesses") > 10 * RESETS, "the endpoint was reset and used");
+    assert_eq!(more("touched_in_reset"), 0);
+}
+
 fn errors_of_one_endpoint_leave_its_sibling_alone() {
     let [session, sibling] = [0, 1].map(Session::nth);
     let eventfd = sibling.eventfd(0);
@@ -273,6 +320,7 @@ fn main() -> ExitCode {
             a_fatal_error_resets_the_link_and_is_survived,
             a_function_reset_is_survived,
             an_administrators_reset_is_survived_and_reported,
+            no_access_falls_into_a_reset,
             errors_after_errors_are_survived,
             an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later,
             errors_of_one_endpoint_leave_its_sibling_alone,
