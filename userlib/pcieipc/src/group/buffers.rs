@@ -15,6 +15,7 @@ use crate::{
     error::{Error, Rank, Result},
     reduce::{Element, Op},
     registered::{Offer, Registered},
+    sys::failed,
 };
 
 impl Group {
@@ -48,6 +49,7 @@ impl Group {
             Silence::Late => Error::Timeout { rank, peer, what: "registering a buffer", waited: begun.elapsed(), endpoint: None },
             Silence::Closed => Error::PeerDied { rank, peer, what: "registering a buffer", endpoint: None },
             Silence::Nonsense(what) => Error::Corrupt { rank, peer, what, endpoint: None },
+            Silence::Full(error) => failed("recvmsg", "raise the limit of open files")(error),
         };
         let ours = Message::Buffer { turn, number, bytes };
         let contacts =

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{Error, Rank, Result},
-    sys::Life,
+    sys::{Life, failed},
 };
 
 /// Most bytes that a rank gives to one exchange.
@@ -58,6 +58,7 @@ impl Group {
             Silence::Late => Error::Timeout { rank, peer, what, waited: begun.elapsed(), endpoint: None },
             Silence::Closed => Error::PeerDied { rank, peer, what, endpoint: None },
             Silence::Nonsense(what) => Error::Corrupt { rank, peer, what, endpoint: None },
+            Silence::Full(error) => failed("recvmsg", "raise the limit of open files")(error),
         };
         let ours = Message::Exchange { turn, number, what: what.to_owned(), bytes: bytes.to_vec() };
         let contacts =

@@ -56,6 +56,9 @@ pub enum Silence {
     /// What came is not of this protocol.
     #[error("it sent something that is not understood: {0}")]
     Nonsense(String),
+    /// What came has descriptors, and this process can open no more.
+    #[error("what it sent can not be taken: {0}; raise the limit of open files (ulimit -n)")]
+    Full(std::io::Error),
 }
 
 /// Sends one packet. The packets of a meeting are few and short, so a full socket means that the peer does not read.
@@ -125,7 +128,12 @@ fn try_receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>
         Err(_) => return Err(Silence::Closed),
     };
     let mut fds = Vec::new();
-    for part in packet.cmsgs().map_err(|_| Silence::Nonsense("too many descriptors".into()))? {
+    // The kernel cuts descriptors off that it has no numbers left for, as it does those that are too many.
+    let cut_off = |_| match socket.try_clone_to_owned() {
+        Ok(_) => Silence::Nonsense("too many descriptors".into()),
+        Err(error) => Silence::Full(error),
+    };
+    for part in packet.cmsgs().map_err(cut_off)? {
         if let ControlMessageOwned::ScmRights(raw) = part {
             // SAFETY: the kernel has just made these descriptors for us; nobody else knows them.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));

@@ -268,7 +268,7 @@ fn hear<T>(mesh: &Mesh, deadline: Instant, wanted: impl Fn(Message) -> Option<T>
                     }
                 }
                 Ok(None) => open |= !contact.has_ended(Duration::ZERO),
-                Err(Silence::Nonsense(_) | Silence::Late | Silence::Closed) => {}
+                Err(Silence::Nonsense(_) | Silence::Late | Silence::Closed | Silence::Full(_)) => {}
             }
         }
         if !open || Instant::now() >= deadline {
