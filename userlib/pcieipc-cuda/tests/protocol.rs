@@ -65,6 +65,13 @@ fn sums_are_right_when_ranks_come_late() {
 }
 
 #[test]
+fn what_a_copy_engine_wrote_before_never_passes_for_what_is_to_come() {
+    for seed in [1, 2] {
+        run(&[&seed.to_string(), "40", "engine"]);
+    }
+}
+
+#[test]
 fn ranks_that_call_with_different_lengths_are_told_so() {
     run(&["1", "10", "short"]);
     run(&["2", "10", "short"]);

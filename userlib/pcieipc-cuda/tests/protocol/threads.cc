@@ -151,8 +151,11 @@ int main(int argc, char** argv) {
     const bool two = ranks == 2;
     Kernel kernel;
     do kernel = (Kernel)(random_word() % KERNELS); while (!two && !for_many(kernel));
+    if (mode == "engine") kernel = ENGINE_TWO;
     const u32 most = kernel >= STREAM_TWO ? 20000 : 2000;
-    const u32 count = (u32)(random_word() % most);
+    // With copy engines alone every call uses its places of the staging again: more than two chunks.
+    const u32 least = mode == "engine" ? 2 * (u32)layout.chunk / sizeof(Element) : 0;
+    const u32 count = least + (u32)(random_word() % (most - least));
     const u32 op = for_many(kernel) ? (u32)(random_word() % 5) : 0;
     const u32 absent = mode == "dead" && call == calls / 2 ? ranks - 1 : ranks;
     const bool differs = mode == "short" && call == calls / 2;
