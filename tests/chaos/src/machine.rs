@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The machine's endpoints: where they are, how they fare, what is done to them, and how they are put right again.
 
-use std::{
-    cell::RefCell,
-    collections::HashMap,
-    fs, thread,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, collections::HashMap, fs, time::Duration};
 
-use guest::pci::Function;
+use guest::{pci::Function, wait::until};
 use pcieipc::device::{EndpointId, EventKind, Node, State};
 use rig::guest::Host;
 use serde_json::{Value, json};
@@ -43,20 +38,6 @@ pub struct Machine {
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
-}
-
-/// Whether something becomes true in time.
-pub fn until(limit: Duration, mut what: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + limit;
-    loop {
-        if what() {
-            return true;
-        }
-        if Instant::now() > end {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// Asks the server that plays the endpoints.

@@ -9,13 +9,14 @@ use std::{
 };
 
 use guest::pci::Function;
+use guest::wait::until;
 use nix::sys::signal::Signal;
 use pcieipc::device::State;
 use serde_json::json;
 
 use crate::{
     crew::Crew,
-    machine::{self, Machine, Result, until},
+    machine::{self, Machine, Result},
     schedule::{Fault, Kind},
     words::Order,
 };

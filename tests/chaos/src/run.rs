@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use guest::wait::until;
 use pcieipc::device::State;
 
 use crate::{
     crew::Crew,
     judge::{self, Outcome},
-    machine::{self, Machine, until},
+    machine::{self, Machine},
     now_ns,
     play::{self, Playing},
     record::{Record, Seen},
