@@ -86,16 +86,17 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Engine : Stream<E, SIMPLE, 2,
         store_line(line, Word4{v[0], v[1], v[2], v[3]});
       }
   }
-  // Waits until the chunk that lay where this tile comes is consumed, by whichever block: until then its lines would pass for those
-  // that are to come.
+  // Whether all blocks have consumed the chunk that lay where this one comes.
+  PCIEIPC_FN bool has_place(u64 chunk) const {
+    if (chunk < 2) return true;
+    const u64 emptied = load_acquire_sys(&this->a.state->emptied);
+    return (u32)(emptied >> 32) == this->epoch && (u32)emptied + 2 > chunk;
+  }
+  // Waits for that: until then the old lines would pass for those that are to come.
   PCIEIPC_FN bool is_emptied(Watch& w, u64 at) const {
-    const u64 chunk = at / this->a.layout.chunk;
-    for (;;) {
-      if (chunk < 2) return true;
-      const u64 emptied = load_acquire_sys(&this->a.state->emptied);
-      if ((u32)(emptied >> 32) == this->epoch && (u32)emptied + 2 > chunk) return true;
+    while (!has_place(at / this->a.layout.chunk))
       if (give_up(this->a, w, this->a.rank, WAIT_CREDIT, this->epoch)) return false;
-    }
+    return true;
   }
   // Waits until this warp's part of a tile has come.
   PCIEIPC_FN bool watch(Watch& w, u64 at, u32 len) const {
@@ -180,9 +181,14 @@ PCIEIPC_FN void engine_stream(T t, const Args& a, StreamShared& s) {
       }
       // This block's tiles of the chunk are consumed.
       if (chunk < chunks && (done == mine || t.block() + done * blocks >= (chunk + 1) * per_chunk)) {
+        // Two counters are enough, since no block counts for a chunk before all have counted for the one two before: tiles of it can not
+        // have come, and a block without tiles waits here.
+        if (!x.has_place(chunk)) {
+          if (give_up(a, w, a.rank, WAIT_CREDIT, epoch)) break;
+          continue;
+        }
         fence_block();
         if (x.lane == 0) {
-          // Two counters are enough: a block is at most one chunk ahead, since the next one needs this one's credit.
           u32* finished = &a.state->finished[chunk % 2];
           fence_sys();
           if (atomic_add(finished, 1u) + 1 == t.blocks()) {
