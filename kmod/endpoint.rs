@@ -122,7 +122,8 @@ pub(crate) struct Endpoint {
     /// Its link as last sampled, and its best.
     pub(crate) link: Link,
     /// Limits events about correctable errors.
-    pub(crate) correctable: Brake,
+    #[pin]
+    pub(crate) correctable: Mutex<Brake>,
     /// Closed while it changes whether mapped doorbells may touch the device; taken in faults.
     #[pin]
     pub(crate) bell_gate: Mutex<()>,
@@ -209,7 +210,7 @@ impl Endpoint {
                 storms: Atomic::new(0),
                 end_told: Atomic::new(0),
                 link,
-                correctable: Brake::new(),
+                correctable <- new_mutex!(Brake::new(), "pcieipc_correctable"),
                 bell_gate <- new_mutex!((), "pcieipc_bell"),
                 finished <- Finished::new(),
                 hardware <- new_mutex!(Hardware::new(), "pcieipc_hardware"),

@@ -47,7 +47,6 @@ impl Monitor {
     }
 
     fn look(&self) {
-        self.end_storms();
         self.endpoint.report_correctable();
         let endpoint = &self.endpoint;
         let sample = {
@@ -56,6 +55,7 @@ impl Monitor {
             if !endpoint.is_present(&mut hardware) {
                 return;
             }
+            self.end_storms();
             // SAFETY: The endpoint holds a reference to the device.
             unsafe { link::sample(endpoint.pci()) }
         };
@@ -68,7 +68,8 @@ impl Monitor {
         }
     }
 
-    /// Enables vectors that a storm had masked, and tells it.
+    /// Enables vectors that a storm had masked, and tells it. That writes to the device, so the caller holds `hardware` of a
+    /// device that lives; what was masked before a reset is enabled after it.
     fn end_storms(&self) {
         let storms = self.endpoint.storms.xchg(0, Relaxed);
         if storms == 0 {

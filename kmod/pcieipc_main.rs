@@ -15,10 +15,11 @@
 //! 3. [`session::Session`]'s table
 //! 4. [`channel::Channel`]'s importers
 //! 5. [`endpoint::Endpoint`]'s hardware
-//! 6. the registry ([`registry`])
-//! 7. [`monitor::Monitor`]'s armed flag, [`endpoint::Endpoint`]'s bell gate, which faults take
-//! 8. a [`window::Window`]'s dma-buf, and below it the buffer's reservation, under which other drivers' callbacks run
-//! 9. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
+//! 6. [`endpoint::Endpoint`]'s brake of correctable errors
+//! 7. the registry ([`registry`])
+//! 8. [`monitor::Monitor`]'s armed flag, [`endpoint::Endpoint`]'s bell gate, which faults take
+//! 9. a [`window::Window`]'s dma-buf, and below it the buffer's reservation, under which other drivers' callbacks run
+//! 10. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
 
 mod accounting;
 mod admin;

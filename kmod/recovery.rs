@@ -16,7 +16,7 @@ use kernel::{
     bindings, device, driver, pci,
     prelude::*,
     str::CStr,
-    sync::atomic::{Atomic, Relaxed},
+    sync::atomic::Relaxed,
     types::Opaque,
 };
 
@@ -122,10 +122,12 @@ impl Endpoint {
     /// Tells correctable errors that were not told yet, unless enough was told in this second. The monitor calls it too, so that
     /// the last ones of a burst are told when it is over.
     pub(crate) fn report_correctable(&self) {
+        // The lock is held until it is told, so that totals are told in their order and none twice.
+        let mut brake = self.correctable.lock();
         let total = self.counters.correctable.load(Relaxed);
-        self.correctable.report(total, |since| {
+        if let Some(since) = brake.release(total, now_second(), limits::correctable_per_second()) {
             self.tell(kind::CORRECTABLE, [since, total, 0, 0]);
-        });
+        }
     }
 
     /// Nothing more will come of the device until it is removed.
@@ -259,38 +261,38 @@ extern "C" fn shutdown(pdev: *mut bindings::pci_dev) {
     unsafe { with_endpoint(pdev, (), Endpoint::die) };
 }
 
+fn now_second() -> u64 {
+    // SAFETY: Reads the monotonic clock.
+    let now = unsafe { bindings::ktime_get() };
+    now as u64 / 1_000_000_000
+}
+
 /// Turns many errors into few events: at most so many a second, none forgotten.
 pub(crate) struct Brake {
-    second: Atomic<u64>,
-    told: Atomic<u32>,
-    reported: Atomic<u64>,
+    second: u64,
+    told: u32,
+    reported: u64,
 }
 
 impl Brake {
     /// Nothing told yet.
     pub(crate) const fn new() -> Self {
-        Self { second: Atomic::new(0), told: Atomic::new(0), reported: Atomic::new(0) }
+        Self { second: 0, told: 0, reported: 0 }
     }
 
-    /// Calls `tell` with the number of errors since the last time, unless enough was told in this second.
-    fn report(&self, total: u64, tell: impl FnOnce(u64)) {
-        if self.reported.load(Relaxed) == total {
-            return;
+    /// How many errors of `total` to tell now: those since the last time, or none when there are none or `limit` events were told
+    /// in this second.
+    fn release(&mut self, total: u64, second: u64, limit: u32) -> Option<u64> {
+        let since = total.checked_sub(self.reported).filter(|since| *since > 0)?;
+        if self.second != second {
+            (self.second, self.told) = (second, 0);
         }
-        // SAFETY: Reads the monotonic clock.
-        let second = unsafe { bindings::ktime_get() } as u64 / 1_000_000_000;
-        self.report_in(total, second, limits::correctable_per_second(), tell);
-    }
-
-    /// [`Brake::report`] in a given second, at most `limit` times in it.
-    fn report_in(&self, total: u64, second: u64, limit: u32, tell: impl FnOnce(u64)) {
-        if self.second.xchg(second, Relaxed) != second {
-            self.told.store(0, Relaxed);
+        if self.told >= limit {
+            return None;
         }
-        if self.told.fetch_add(1, Relaxed) < limit {
-            let before = self.reported.xchg(total, Relaxed);
-            tell(total.saturating_sub(before));
-        }
+        self.told += 1;
+        self.reported = total;
+        Some(since)
     }
 }
 
@@ -300,17 +302,26 @@ mod tests {
 
     #[test]
     fn many_errors_are_few_events_and_none_is_forgotten() {
-        let brake = Brake::new();
+        let mut brake = Brake::new();
         let (mut told, mut events) = (0, 0);
         for total in 1..=100u64 {
-            brake.report_in(total, 5, 3, |since| {
+            if let Some(since) = brake.release(total, 5, 3) {
                 told += since;
                 events += 1;
-            });
+            }
         }
         assert_eq!((told, events), (3, 3));
         // The next second tells what was held back.
-        brake.report_in(100, 6, 3, |since| told += since);
-        assert_eq!(told, 100);
+        assert_eq!(brake.release(100, 6, 3), Some(97));
+    }
+
+    #[test]
+    fn what_was_told_is_not_told_again() {
+        let mut brake = Brake::new();
+        assert_eq!(brake.release(5, 1, 3), Some(5));
+        assert_eq!(brake.release(5, 2, 3), None);
+        // A total from before, as of somebody who was held up.
+        assert_eq!(brake.release(4, 2, 3), None);
+        assert_eq!(brake.release(6, 2, 3), Some(1));
     }
 }

@@ -2,7 +2,12 @@
 //! A device that interrupts without end costs its own vector, and no other. In a machine of its own, whose module calls very few
 //! interrupts a storm: how many come through in a second depends on how busy the host is.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use guest::{
     abi::*,
@@ -40,6 +45,44 @@ fn a_storm_of_interrupts_is_masked_told_and_over() {
     assert_eq!(session.state().0, PCIEIPC_STATE_LIVE);
 }
 
+/// Resets while vectors are masked: what unmasks them has to wait for the next life.
+fn a_storm_that_a_reset_falls_into_is_over_after_it() {
+    let session = Session::nth(0);
+    let function = session.function();
+    let eventfd = session.eventfd(5);
+    let mut storms = 0;
+    for _ in 0..20 {
+        // A mapping of a former life does not reach the device any more.
+        let bell = session.node.get(number::DOORBELL_MAP, pcieipc_doorbell { vector: 5, ..Record::new() });
+        let page = session.node.map(bell.map_offset, PAGE, READ_WRITE).unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    page.store32(bell.page_offset as usize, bell.value as u32);
+                }
+            });
+            thread::sleep(Duration::from_millis(50));
+            function.reset().unwrap();
+            over.store(true, Ordering::Relaxed);
+        });
+        let recovered = wait::until(SOON, || session.node.call(number::RECOVER, &mut pcieipc_recover::new()).is_ok());
+        assert!(recovered, "{:?}", session.state());
+        storms += session.node.events().into_iter().filter(|event| event.kind == PCIEIPC_EVENT_STORM).count();
+    }
+    println!("# {storms} storms told");
+    assert!(storms > 0, "without a storm this shows nothing");
+    signals(&eventfd, Duration::ZERO);
+    let works = wait::until(SOON, || {
+        session.ring(5).unwrap();
+        signals(&eventfd, Duration::from_millis(500)) > 0
+    });
+    assert!(works, "the vector stays masked");
+}
+
 fn main() -> ExitCode {
-    ktap::main(promises![a_storm_of_interrupts_is_masked_told_and_over], machine::repair)
+    ktap::main(
+        promises![a_storm_of_interrupts_is_masked_told_and_over, a_storm_that_a_reset_falls_into_is_over_after_it,],
+        machine::repair,
+    )
 }

@@ -243,6 +243,7 @@ impl Kmod {
         match error {
             // The sleeper looks again by itself.
             DeviceError::RateLimited => Ok(()),
+            DeviceError::Stale if is_without(Defence::GenerationCheck) => Ok(()),
             DeviceError::Gone => Err(Error::EndpointGone { peer, endpoint }),
             DeviceError::Recovering | DeviceError::Stale => Err(Error::EndpointRecovering { peer, endpoint }),
             other => Err(other.into()),
