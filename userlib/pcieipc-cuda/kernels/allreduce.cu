@@ -2,6 +2,7 @@
 // The all-reduce kernels of one element type, which the compiler is told as ELEMENT.
 #include "engine.h"
 #include "flow.h"
+#include "shares.h"
 
 using namespace pcieipc;
 
@@ -28,6 +29,11 @@ using namespace pcieipc;
     __shared__ StreamShared shared;                                                                                      \
     engine_stream<ELEMENT, SIMPLE, U>(Gpu(), a, shared);                                                                 \
   }
+#define SHARES(op, SIMPLE, size, U, THREADS)                                                                             \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) shares_##op##_##size##_u##U(const __grid_constant__ Args a) { \
+    __shared__ SharesShared shared;                                                                                      \
+    shares_stream<ELEMENT, SIMPLE, U>(Gpu(), a, shared);                                                                 \
+  }
 
 LINES(pair, Pair, sum, true, two, 2, 1)
 LINES(pair, Pair, sum, true, two, 2, 2)
@@ -46,4 +52,6 @@ STREAM(sum, true, two, 2, 4, 896)
 STREAM(sum, true, many, 0, 2, 896)
 STREAM(any, false, many, 0, 1, 896)
 ENGINE(sum, true, two, 4, 896)
+SHARES(sum, true, many, 2, 896)
+SHARES(any, false, many, 1, 896)
 extern "C" __global__ void gate(const __grid_constant__ Args a) { engine_gate(Gpu(), a); }

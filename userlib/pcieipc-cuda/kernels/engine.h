@@ -203,7 +203,7 @@ PCIEIPC_FN void engine_stream(T t, const Args& a, StreamShared& s) {
       if (load_shared(&s.lost)) break;
     }
   } else if (x.warp == watchers + 1) {
-    if (a.in == a.out) poll_peers(x, a, s, w, flag, mine);
+    if (a.in == a.out) poll_peers(x, a, s, s.arrived, w, flag, mine);
   } else {
     x.consume_all(t.block(), blocks, mine, x.warp - watchers - 2, consumers, watchers);
   }

@@ -161,19 +161,35 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct S
   }
 };
 
-// The warp that acquires the peers' numbers, of all of its peers in turn.
-template <class X> PCIEIPC_FN void poll_peers(const X& x, const Args& a, StreamShared& s, Watch& w, u64 flag, u32 mine) {
+// The warp that releases to all peers how far `n` warps have come, which their `counters` say.
+template <class X> PCIEIPC_FN void tell_peers(const X& x, const Args& a, const u32* counters, u32 n, u64 flag, u32 mine) {
+  for (u32 sent = 0; sent < mine;) {
+    if (!x.reached(counters, n, sent + 1)) break;
+    u32 least = mine;
+#pragma unroll 1
+    for (u32 i = 0; i < n; i++) { u32 v = load_shared(&counters[i]); least = v < least ? v : least; }
+    fence_block();
+    warp_sync();
+    sent = least;
+    for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP)
+      store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, x.epoch, x.peer(k), a.rank) + flag), ((u64)x.epoch << 32) | sent);
+    warp_sync();
+  }
+}
+
+// The warp that acquires the peers' numbers, of all of its peers in turn, into `arrived`.
+template <class X> PCIEIPC_FN void poll_peers(const X& x, const Args& a, StreamShared& s, u32* arrived, Watch& w, u64 flag, u32 mine) {
   for (bool more = true; more;) {
     more = false;
 #pragma unroll 1
     for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP) {
-      const u32 from = x.peer(k), seen = load_shared(&s.arrived[from]);
+      const u32 from = x.peer(k), seen = load_shared(&arrived[from]);
       if (seen >= mine) continue;
       more = true;
       const u64 v = load_acquire_sys((const u64*)(half_of(a.rx[from], a.layout, x.epoch, a.rank, from) + flag));
       if ((u32)(v >> 32) == x.epoch && (u32)v > seen && (u32)v <= mine) {
         fence_block();
-        store_shared(&s.arrived[from], (u32)v);
+        store_shared(&arrived[from], (u32)v);
       } else if (give_up(a, w, from, WAIT_SLOT, x.epoch)) {
         store_shared(&s.lost, 1u);
         more = false;
@@ -211,20 +227,9 @@ PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
       x.reach(&s.pushed[x.warp], q + 1);
     }
   } else if (x.warp == pushers) {
-    for (u32 sent = 0; sent < mine;) {
-      if (!x.reached(s.pushed, pushers, sent + 1)) break;
-      u32 least = mine;
-#pragma unroll 1
-      for (u32 i = 0; i < pushers; i++) { u32 v = load_shared(&s.pushed[i]); least = v < least ? v : least; }
-      fence_block();
-      warp_sync();
-      sent = least;
-      for (u32 k = 1 + x.lane; k < x.ranks(); k += WARP)
-        store_release_sys((u64*)(half_of(a.tx[x.peer(k)], a.layout, epoch, x.peer(k), a.rank) + flag), ((u64)epoch << 32) | sent);
-      warp_sync();
-    }
+    tell_peers(x, a, s.pushed, pushers, flag, mine);
   } else if (x.warp == pushers + 1) {
-    poll_peers(x, a, s, w, flag, mine);
+    poll_peers(x, a, s, s.arrived, w, flag, mine);
   } else {
     x.consume_all(t.block(), blocks, mine, x.warp - pushers - 2, consumers, pushers);
   }

@@ -20,7 +20,7 @@ use crate::driver::refused;
 
 const SOURCE: &str = include_str!("../kernels/allreduce.cu");
 const PROBE: &str = include_str!("../kernels/probe.cu");
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
     ("protocol.h", include_str!("../kernels/protocol.h")),
     ("device_ops.h", include_str!("../kernels/device_ops.h")),
     ("reduce.h", include_str!("../kernels/reduce.h")),
@@ -29,6 +29,7 @@ const HEADERS: [(&str, &str); 8] = [
     ("flow.h", include_str!("../kernels/flow.h")),
     ("stream.h", include_str!("../kernels/stream.h")),
     ("engine.h", include_str!("../kernels/engine.h")),
+    ("shares.h", include_str!("../kernels/shares.h")),
 ];
 
 /// All element types.
@@ -48,7 +49,7 @@ pub const KINDS: [Kind; 12] = [
 ];
 
 /// The kernels of one type, by name.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 19] = [
     "pair_sum_two_u1",
     "pair_sum_two_u2",
     "pair_sum_many_u1",
@@ -66,6 +67,8 @@ pub const NAMES: [&str; 17] = [
     "stream_sum_many_u2",
     "stream_any_many_u1",
     "engine_sum_two_u4",
+    "shares_sum_many_u2",
+    "shares_any_many_u1",
 ];
 /// The kernel that holds a copy engine back until the peer has consumed what the copy overwrites.
 pub const GATE: &str = "gate";
@@ -281,6 +284,7 @@ mod tests {
                     ("FLOW", [format, _, op, _, size, push, take]) => Some(format!("{format}_flow_{op}_{size}_p{push}u{take}")),
                     ("STREAM", [op, _, size, _, unroll, _]) => Some(format!("stream_{op}_{size}_u{unroll}")),
                     ("ENGINE", [op, _, size, unroll, _]) => Some(format!("engine_{op}_{size}_u{unroll}")),
+                    ("SHARES", [op, _, size, unroll, _]) => Some(format!("shares_{op}_{size}_u{unroll}")),
                     _ => None,
                 }
             })

@@ -72,6 +72,13 @@ fn what_a_copy_engine_wrote_before_never_passes_for_what_is_to_come() {
 }
 
 #[test]
+fn shares_of_three_to_five_ranks_are_right_when_one_lags_behind() {
+    for seed in 1..=6 {
+        run(&[&seed.to_string(), "12", "shares"]);
+    }
+}
+
+#[test]
 fn ranks_that_call_with_different_lengths_are_told_so() {
     run(&["1", "10", "short"]);
     run(&["2", "10", "short"]);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // The kernels' protocol run by threads of a processor, with delays at random. Prints `ok` and the number of calls.
 //
-// threads SEED CALLS [late|short|dead]
+// threads SEED CALLS [late|short|dead|engine|shares]
 //   late   one rank starts each call late
 //   short  one rank calls with another length: all must answer Mismatch or Aborted
 //   dead   one rank does not call: the others must answer Timeout or Aborted
+//   engine  only calls that copy engines serve, of more than their staging
+//   shares  only two-shot calls, of three to five ranks of which one lags
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -17,6 +19,7 @@
 
 #include "engine.h"
 #include "flow.h"
+#include "shares.h"
 
 namespace pcieipc {
 thread_local u64 random_state = 1;
@@ -58,7 +61,7 @@ struct Barrier {
     if (wait) changed.wait(held, [&] { return turn != now; });
   }
 };
-struct Block { Barrier barriers[16]; StreamShared shared; FlowShared flow; };
+struct Block { Barrier barriers[16]; StreamShared shared; FlowShared flow; SharesShared shares; };
 
 // A thread of a block, in the place of `Gpu`.
 struct Host {
@@ -84,8 +87,8 @@ struct Rank {
   Block blocks[BLOCKS];
 };
 
-enum Kernel { PAIR_TWO, PAIR_MANY, WHOLE_TWO, WHOLE_MANY, FLOW_TWO, WIDE_TWO, STREAM_TWO, STREAM_MANY, ENGINE_TWO, KERNELS };
-static bool for_many(Kernel k) { return k == PAIR_MANY || k == WHOLE_MANY || k == STREAM_MANY; }
+enum Kernel { PAIR_TWO, PAIR_MANY, WHOLE_TWO, WHOLE_MANY, FLOW_TWO, WIDE_TWO, STREAM_TWO, STREAM_MANY, ENGINE_TWO, SHARES_MANY, KERNELS };
+static bool for_many(Kernel k) { return k == PAIR_MANY || k == WHOLE_MANY || k == STREAM_MANY || k == SHARES_MANY; }
 
 static void run(Host t, const Args& a, Kernel kernel) {
   switch (kernel) {
@@ -96,6 +99,7 @@ static void run(Host t, const Args& a, Kernel kernel) {
     case FLOW_TWO: return oneshot_flow<Element, true, Pair, 3, 2>(t, a, t.of->flow);
     case WIDE_TWO: return oneshot_lines<Element, true, Whole, 2, 1, true>(t, a);
     case ENGINE_TWO: return engine_stream<Element, true, 2>(t, a, t.of->shared);
+    case SHARES_MANY: return shares_stream<Element, false, 2>(t, a, t.of->shares);
     case STREAM_TWO: return oneshot_stream<Element, true, 2, 2>(t, a, t.of->shared);
     default: return oneshot_stream<Element, false, 0, 1>(t, a, t.of->shared);
   }
@@ -125,7 +129,7 @@ int main(int argc, char** argv) {
   random_state = seed * 0x9e3779b97f4a7c15ull | 1;
   Control control;
   std::memset(&control, 0, sizeof control);
-  const u32 ranks = mode == "" && seed % 3 == 0 ? 3 : 2;
+  const u32 ranks = mode == "shares" ? 3 + (u32)(seed % 3) : mode == "" && seed % 3 == 0 ? 3 : 2;
   for (u32 r = 0; r < ranks; r++) control.deadline_ns[r] = 60000000000ull;
   Layout layout;
   std::memset(&layout, 0, sizeof layout);
@@ -153,6 +157,7 @@ int main(int argc, char** argv) {
     Kernel kernel;
     do kernel = (Kernel)(random_word() % KERNELS); while (!two && !for_many(kernel));
     if (mode == "engine") kernel = ENGINE_TWO;
+    if (mode == "shares") kernel = SHARES_MANY;
     const u32 most = kernel >= STREAM_TWO ? 20000 : 2000;
     // With copy engines alone every call uses its places of the staging again: more than two chunks.
     const u32 least = mode == "engine" ? 2 * (u32)layout.chunk / sizeof(Element) : 0;
@@ -189,7 +194,7 @@ int main(int argc, char** argv) {
       std::memcpy(a.empty, empty, 16);
       for (u32 j = 0; j < ranks; j++) { a.tx[j] = all[j].mailbox.data(); a.rx[j] = all[r].mailbox.data(); }
       if (r == absent) continue;
-      const u32 data = kernel >= STREAM_TWO ? 2 + 2 + 3 : 3;
+      const u32 data = kernel == SHARES_MANY ? 2 + 4 + 4 : kernel >= STREAM_TWO ? 2 + 2 + 3 : 3;
       if (kernel == ENGINE_TWO && r != absent) {
         const u64 own = random_word() | 1;
         threads.emplace_back([=, &a] {
@@ -213,12 +218,14 @@ int main(int argc, char** argv) {
         continue;
       }
       const u64 late = mode == "late" && r == call % ranks ? random_word() % 3000 : 0;
+      const u64 seldom = mode == "shares" && r == call % ranks ? 128 : 4096;
       for (u32 b = 0; b < BLOCKS; b++)
         for (u32 i = 0; i <= data; i++) {
           const u64 own = random_word() | 1;
           Host t{&all[r].blocks[b], i, b, BLOCKS, data};
           threads.emplace_back([=, &a] {
             random_state = own;
+            pause_seldom = seldom;
             if (late) std::this_thread::sleep_for(std::chrono::microseconds(late));
             run(t, a, kernel);
           });
