@@ -33,9 +33,9 @@ pub struct Choice {
     pub blocks: u32,
     /// Threads that move data.
     pub threads: u32,
-    /// For flows and streams: warps that push, or watch.
+    /// For flows, streams and shares: warps that push, or watch.
     pub push_warps: u32,
-    /// For streams: bytes of a tile.
+    /// For streams and shares: bytes of a tile.
     pub tile: u32,
     /// For lines: cycles before the first look. One that comes too early costs a whole trip to host memory.
     pub linger: u32,
@@ -48,6 +48,7 @@ impl Choice {
     pub fn plan(&self) -> (&'static str, [u64; 3]) {
         match self.kernel {
             k if k.starts_with("stream") => ("stream", [self.blocks.into(), self.tile.into(), 0]),
+            k if k.starts_with("shares") => ("shares", [self.blocks.into(), self.tile.into(), 0]),
             k if k.starts_with("engine") => ("engine", [self.blocks.into(), self.tile.into(), self.prefix]),
             _ => ("lines", [0; 3]),
         }
@@ -94,11 +95,13 @@ pub struct Setting {
     pub ranks: usize,
     /// Bytes of a chunk of the staging for copy engines; 0 if there is none.
     pub chunk: u64,
+    /// Most blocks of a call, as the options have it.
+    pub blocks: u32,
 }
 
 impl Setting {
     fn most_blocks(self) -> u32 {
-        BLOCKS[usize::from(self.path != Path::Host)]
+        self.blocks.clamp(1, BLOCKS[usize::from(self.path != Path::Host)])
     }
 
     fn has_engine(self, bytes: u64) -> bool {
@@ -123,7 +126,31 @@ impl Setting {
         let (blocks, threads) = (blocks_for(bytes, tile, self.most_blocks()), (push + consume + 2) * 32);
         Choice { kernel, blocks, threads, push_warps: push, tile, linger: 0, prefix: 0 }
     }
+
+    /// Two-shot: each rank has a tile of a round. Of the warps that do not push, four tell and acquire numbers; adding and copying share
+    /// the `rest`.
+    fn shares(self, kernel: &'static str, bytes: u64, push: u32, rest: u32, tile: u32) -> Choice {
+        let blocks = blocks_for(bytes, tile * self.ranks as u32, self.most_blocks());
+        Choice { kernel, blocks, threads: (push + 4 + rest) * 32, push_warps: push, tile, linger: 0, prefix: 0 }
+    }
+
+    /// The longest tile of a round with which every block has one.
+    fn tile_of_rounds(self, bytes: u64) -> u32 {
+        let even = bytes.div_ceil(self.ranks as u64 * u64::from(self.most_blocks())).next_multiple_of(KIB);
+        even.clamp(4 * KIB, limits(self.path, self.ranks).tile.into()) as u32
+    }
+
+    /// Whether a second trip costs less than the bytes that it saves: of one shot a rank sends n - 1 tensors, of two 2 (n - 1) / n.
+    fn is_worth_two_shots(self, bytes: u64) -> bool {
+        let ranks = self.ranks as u64;
+        let spared = bytes.saturating_mul((ranks - 1) * ranks.saturating_sub(2)) / ranks;
+        spared > SECOND_TRIP[usize::from(self.path == Path::PeerWide)]
+    }
 }
+
+/// What a link carries in the time that the second trip takes, about 8 µs: over PCIe or through the host, and over NVLink. A model: more
+/// than two devices could not be measured.
+const SECOND_TRIP: [u64; 2] = [400_000, 2_800_000];
 
 const LINE: u64 = 16;
 const KIB: u64 = 1 << 10;
@@ -135,24 +162,28 @@ fn blocks_for(units: u64, threads: u32, most: u32) -> u32 {
 
 /// The choice for a call of `bytes` bytes. Ranks may differ in `in_place`; what they choose works together all the same.
 pub fn choose(setting: Setting, bytes: u64, op: Op, in_place: bool) -> Choice {
-    match (setting.path, setting.ranks == 2 && op == Op::Sum) {
+    let choice = match (setting.path, setting.ranks == 2 && op == Op::Sum) {
         (path, false) => general(setting, path, bytes, op == Op::Sum),
         (Path::Host, _) => through_host(setting, bytes),
         (Path::Peer, _) => over_pcie(setting, bytes),
+        (Path::PeerWide, _) if setting.most_blocks() <= 16 => over_nvlink_by_few(setting, bytes),
         (Path::PeerWide, _) => over_nvlink(setting, bytes, in_place),
-    }
+    };
+    // Some were measured with all blocks that there are.
+    Choice { blocks: choice.blocks.min(setting.most_blocks()), ..choice }
 }
 
 /// More than two ranks, or another operation than a sum.
 fn general(s: Setting, path: Path, bytes: u64, sum: bool) -> Choice {
-    let (lines, stream) = match (path, sum) {
-        (Path::PeerWide, true) => ("whole_sum_many_u1", "stream_sum_many_u2"),
-        (Path::PeerWide, false) => ("whole_any_many_u1", "stream_any_many_u1"),
-        (_, true) => ("pair_sum_many_u1", "stream_sum_many_u2"),
-        (_, false) => ("pair_any_many_u1", "stream_any_many_u1"),
+    let (lines, stream, shares) = match (path, sum) {
+        (Path::PeerWide, true) => ("whole_sum_many_u1", "stream_sum_many_u2", "shares_sum_many_u2"),
+        (Path::PeerWide, false) => ("whole_any_many_u1", "stream_any_many_u1", "shares_any_many_u1"),
+        (_, true) => ("pair_sum_many_u1", "stream_sum_many_u2", "shares_sum_many_u2"),
+        (_, false) => ("pair_any_many_u1", "stream_any_many_u1", "shares_any_many_u1"),
     };
     // Longer ones of two ranks would do as lines too, but one thread of a general kernel has only one on its way.
     match bytes {
+        _ if s.is_worth_two_shots(bytes) => s.shares(shares, bytes, 6, 16, s.tile_of_rounds(bytes)),
         _ if bytes > limits(path, s.ranks).lines.min(MIB) => s.stream(stream, bytes, 4, 12, 16 << 10),
         _ if bytes <= 64 * KIB => s.lines(lines, bytes, 128, 0),
         _ => s.lines(lines, bytes, 512, 0),
@@ -216,6 +247,17 @@ fn over_nvlink(s: Setting, bytes: u64, in_place: bool) -> Choice {
     }
 }
 
+/// The same with few blocks; measured with 8 and 16 at 64 KiB, 1 and 16 MiB.
+fn over_nvlink_by_few(s: Setting, bytes: u64) -> Choice {
+    let once = bytes.div_ceil(LINE * u64::from(s.most_blocks())).next_multiple_of(32).clamp(96, 992) as u32;
+    match bytes {
+        _ if bytes <= 256 * KIB => s.lines("whole_sum_two_u1", bytes, once, 0),
+        _ if bytes <= 4 * MIB => s.flow("whole_flow_sum_two_p4u2", bytes, 8, 16),
+        _ if s.has_engine(bytes) && bytes > 32 * MIB => over_nvlink(s, bytes, false),
+        _ => s.stream("stream_sum_two_u4", bytes, 8, 8, 64 << 10),
+    }
+}
+
 impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} x {}", self.kernel, self.blocks, self.threads)?;
@@ -238,13 +280,34 @@ impl std::fmt::Display for Choice {
 /// Threads that a kernel's registers allow in a block, its service warp included.
 #[cfg(test)]
 fn most_threads(kernel: &str) -> u32 {
-    if kernel.starts_with("stream") || kernel.starts_with("engine") { 896 } else { 1024 }
+    if ["stream", "engine", "shares"].iter().any(|k| kernel.starts_with(k)) { 896 } else { 1024 }
 }
 
-/// What a tuner tries for a sum of two ranks; the first is what [`choose`] takes.
+/// What a tuner tries for a sum; the first is what [`choose`] takes.
 pub fn candidates(setting: Setting, bytes: u64) -> Vec<Choice> {
-    let (most, limits) = (setting.most_blocks(), limits(setting.path, 2));
     let mut all = vec![choose(setting, bytes, Op::Sum, false)];
+    all.extend(if setting.ranks == 2 { candidates_of_two(setting, bytes) } else { candidates_of_many(setting, bytes) });
+    all
+}
+
+fn candidates_of_many(setting: Setting, bytes: u64) -> Vec<Choice> {
+    let limits = limits(setting.path, setting.ranks);
+    let lines = if setting.path == Path::PeerWide { "whole_sum_many_u1" } else { "pair_sum_many_u1" };
+    let mut all = Vec::new();
+    if bytes <= limits.lines.min(MIB) {
+        all.extend([128, 256, 512, 768].map(|threads| setting.lines(lines, bytes, threads, 0)));
+    }
+    for tile in [4u32 << 10, 8 << 10, 16 << 10].into_iter().filter(|t| bytes >= 32 * KIB && *t <= limits.tile) {
+        all.extend([[4, 8], [4, 12]].map(|[push, consume]| setting.stream("stream_sum_many_u2", bytes, push, consume, tile)));
+        let shares = |[push, rest]: [u32; 2]| setting.shares("shares_sum_many_u2", bytes, push, rest, tile);
+        all.extend([[4, 8], [4, 16], [6, 16], [8, 14]].map(shares));
+    }
+    all
+}
+
+fn candidates_of_two(setting: Setting, bytes: u64) -> Vec<Choice> {
+    let (most, limits) = (setting.most_blocks(), limits(setting.path, 2));
+    let mut all = Vec::new();
     let wide = setting.path == Path::PeerWide;
     let lines: &[(&str, u64)] = match wide {
         true => &[("whole_sum_two_u1", 1), ("whole_sum_two_u2", 2), ("whole_wide_sum_two_u1", 1)],
@@ -290,17 +353,20 @@ mod tests {
 
     const PATHS: [Path; 3] = [Path::Host, Path::Peer, Path::PeerWide];
 
+    /// With and without staging, with few blocks and all.
     fn settings(ranks: usize) -> impl Iterator<Item = Setting> {
-        PATHS.into_iter().flat_map(move |path| [0, 64 * MIB].map(|chunk| Setting { path, ranks, chunk }))
+        let chunks = move |path| [0, 64 * MIB].map(|chunk| Setting { path, ranks, chunk, blocks: 32 });
+        let few = |s: Setting| [1, 3, 8, 32].map(|blocks| Setting { blocks, ..s });
+        PATHS.into_iter().flat_map(chunks).flat_map(few)
     }
 
     fn check(setting: Setting, choice: &Choice, bytes: u64) {
-        let Setting { path, ranks, chunk } = setting;
+        let Setting { path, ranks, chunk, blocks } = setting;
         assert!(NAMES.contains(&choice.kernel), "{choice:?}");
         let limit = most_threads(choice.kernel);
         assert!(choice.threads % 32 == 0 && choice.threads + 32 <= limit, "{choice:?}");
         assert!(choice.blocks >= 1 && u64::from(choice.blocks) <= MAX_BLOCKS);
-        assert!(choice.blocks <= BLOCKS[usize::from(path != Path::Host)], "{choice:?}");
+        assert!(choice.blocks <= BLOCKS[usize::from(path != Path::Host)].min(blocks), "{choice:?}");
         assert!(choice.tile <= limits(path, ranks).tile && choice.tile % 16 == 0);
         assert!(choice.push_warps * 32 < choice.threads && choice.push_warps < 32);
         if path != Path::PeerWide {
@@ -338,8 +404,51 @@ mod tests {
     }
 
     #[test]
+    fn no_rank_of_three_and_more_sends_a_long_tensor_to_every_other() {
+        for setting in (3..=16).flat_map(settings) {
+            for op in Op::ALL {
+                for bytes in [16 * MIB, 1 << 30, (1 << 30) + 7, 1 << 34] {
+                    let choice = choose(setting, bytes, op, false);
+                    assert!(
+                        choice.kernel.starts_with("shares") && choice.blocks == setting.most_blocks(),
+                        "{setting:?} {choice}"
+                    );
+                }
+                let short = choose(setting, KIB, op, false);
+                assert!(short.plan().0 == "lines", "{setting:?} {short}");
+            }
+        }
+        // Two ranks send all they have in either form, and one trip is shorter.
+        assert!(settings(2).all(|s| !choose(s, 1 << 30, Op::Max, false).kernel.starts_with("shares")));
+    }
+
+    #[test]
+    fn tiles_of_rounds_give_every_block_work_as_soon_as_they_can() {
+        for setting in (3..=16).flat_map(settings) {
+            for bytes in (16..=34).map(|k| 1u64 << k) {
+                let choice = choose(setting, bytes, Op::Sum, false);
+                if choice.plan().0 == "shares" {
+                    let rounds = bytes.div_ceil(u64::from(choice.tile) * setting.ranks as u64);
+                    assert!(u64::from(choice.blocks) <= rounds, "{setting:?} {choice}");
+                    let least = u64::from(setting.most_blocks()) * 3 / 4;
+                    assert!(choice.tile == 4 << 10 || u64::from(choice.blocks) >= least, "{setting:?} {bytes} {choice}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_blocks_are_wider_so_that_short_tensors_still_take_one_pass() {
+        for (blocks, threads) in [(16, 256), (8, 512)] {
+            let setting = Setting { path: Path::PeerWide, ranks: 2, chunk: 0, blocks };
+            let choice = choose(setting, 64 * KIB, Op::Sum, false);
+            assert_eq!((choice.kernel, choice.blocks, choice.threads), ("whole_sum_two_u1", blocks, threads));
+        }
+    }
+
+    #[test]
     fn candidates_are_choices_too() {
-        for setting in settings(2) {
+        for setting in [2, 3, 8, 16].into_iter().flat_map(settings) {
             for bytes in (4..=30).map(|k| 1u64 << k) {
                 candidates(setting, bytes).iter().for_each(|choice| check(setting, choice, bytes));
             }

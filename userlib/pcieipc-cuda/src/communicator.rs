@@ -23,7 +23,7 @@ use engine::Engine;
 
 use crate::{
     abi::{ARG_ALIGNED, ARG_NOOP, Args, Layout, State},
-    choice::{Choice, Path, Setting, choose},
+    choice::{BLOCKS, Choice, Path, Setting, choose},
     control::{Shared, Words},
     driver::{Address, Device, Event, Function, Launch, Stream},
     kernels::KINDS,
@@ -41,6 +41,8 @@ pub enum PathChoice {
     Peer,
     /// Host memory for all.
     Host,
+    /// Peer memory between ranks that share a device, host memory between devices.
+    Device,
 }
 
 /// How a communicator is made; the same on all ranks, but for `deadline`.
@@ -56,6 +58,9 @@ pub struct Options {
     pub setup: Duration,
     /// Kernel launches may overlap the end of the kernel before (devices of capability 9.0 and later).
     pub overlap: bool,
+    /// Most blocks of a call, at least 1. A block takes a multiprocessor, so fewer leave more to other work; at most 16 are used where
+    /// a pair has the host path, and 32 otherwise.
+    pub blocks: u32,
     /// Device memory for what copy engines of a peer bring, where two devices have NVLink between them; 0 leaves all to kernels, which is
     /// the default, because between processes engines were measured to be slower (docs/gpu-notes.md). A device
     /// gives at most a 256th of its memory.
@@ -70,6 +75,7 @@ impl Default for Options {
             kinds: KINDS.to_vec(),
             setup: Duration::from_secs(180),
             overlap: true,
+            blocks: BLOCKS[1],
             staging: 0,
         }
     }
@@ -159,7 +165,7 @@ impl Communicator {
     /// What all calls have in common.
     pub fn setting(&self) -> Setting {
         let chunk = if self.engine.is_some() { self.args.layout.chunk } else { 0 };
-        Setting { path: self.slowest, ranks: self.ranks(), chunk }
+        Setting { path: self.slowest, ranks: self.ranks(), chunk, blocks: self.options.blocks }
     }
 
     /// The kernel that a call would use.

@@ -12,6 +12,7 @@ mod order;
 mod probe;
 mod product;
 mod side;
+mod team;
 mod tune;
 mod worker;
 

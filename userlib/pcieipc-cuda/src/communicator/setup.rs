@@ -79,6 +79,9 @@ fn claims(options: &Options, device: &Arc<dyn Device>, rank: usize, all: &[Facts
         if own.pci == other.pci {
             return Ok(Path::PeerWide);
         }
+        if options.path == PathChoice::Device {
+            return Err("peer memory was asked for within a device only".into());
+        }
         match device.claim(&other.pci) {
             Ok(PeerClaim { access: true, native_atomics, .. }) => Ok(if native_atomics { Path::PeerWide } else { Path::Peer }),
             Ok(_) => Err("the driver says that the devices can not reach each other".into()),
@@ -110,7 +113,8 @@ fn slowest(paths: &[Vec<Path>]) -> Path {
 /// Options that decide what ranks choose must be the same.
 fn agree_on_options(group: &mut Group, options: &Options, wait: Duration) -> Result<()> {
     let kinds: Vec<&str> = options.kinds.iter().map(|k| k.name()).collect();
-    let ours = format!("path {:?}, types {}, staging {}", options.path, kinds.join(" "), options.staging);
+    let (blocks, staging) = (options.blocks, options.staging);
+    let ours = format!("path {:?}, types {}, blocks {blocks}, staging {staging}", options.path, kinds.join(" "));
     let rank = group.rank();
     for (peer, (theirs, _)) in group.exchange("options", ours.as_bytes(), &[], wait)?.into_iter().enumerate() {
         if peer != rank && theirs != ours.as_bytes() {
@@ -125,6 +129,9 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
     let (rank, ranks, wait) = (group.rank(), group.ranks(), options.setup);
     if ranks > MAX_RANKS {
         return Err(Error::Argument(format!("{ranks} ranks; a communicator has at most {MAX_RANKS}")));
+    }
+    if options.blocks == 0 {
+        return Err(Error::Argument("a call of no blocks; give it at least one".into()));
     }
     let facts = device.facts();
     let own = Facts {

@@ -111,10 +111,45 @@ fn one_pair_without_a_path_makes_all_choose_what_serves_the_slowest() {
 }
 
 #[test]
+fn peer_memory_stays_within_a_device_where_that_was_asked_for() {
+    let world = Arc::new(World::default());
+    let devices = [0, 1, 0, 1].map(|ordinal| Fake::new(&world, ordinal, WIDE)).into();
+    let found = ranks(
+        devices,
+        |_| options(PathChoice::Device),
+        |made| {
+            let made = made.unwrap();
+            let pairs: Vec<_> = made.paths().map(|(path, why)| (path, why.map(str::to_owned))).collect();
+            (made.rank(), made.path(), pairs)
+        },
+    );
+    for (rank, path, pairs) in found {
+        assert_eq!(path, Path::Host);
+        for (peer, (path, why)) in pairs.into_iter().enumerate() {
+            let right = if peer % 2 == rank % 2 { Path::PeerWide } else { Path::Host };
+            assert_eq!(path, (peer != rank).then_some(right), "{rank} to {peer}");
+            assert_eq!(why.is_some_and(|w| w.contains("within a device")), right == Path::Host, "{rank} to {peer}");
+        }
+    }
+}
+
+#[test]
 fn ranks_with_different_options_are_told_so() {
     let different = |rank| Options { kinds: vec![[Kind::F32, Kind::I8][rank]], ..options(PathChoice::Auto) };
     let errors = ranks(two(WIDE), different, |made| made.unwrap_err());
     assert!(errors.iter().all(|e| matches!(e, Error::Mismatch { .. })), "{errors:?}");
+}
+
+#[test]
+fn calls_of_no_blocks_are_refused_and_few_blocks_are_kept_to() {
+    let of = |blocks| move |_| Options { blocks, ..options(PathChoice::Auto) };
+    let errors = ranks(two(WIDE), of(0), |made| made.unwrap_err());
+    assert!(errors.iter().all(|e| matches!(e, Error::Argument(_))), "{errors:?}");
+    let blocks = ranks(two(WIDE), of(5), |made| {
+        let made = made.unwrap();
+        [1u64 << 10, 512 << 10, 1 << 20, 64 << 20].map(|bytes| made.choice(bytes, Op::Sum, false).blocks)
+    });
+    assert_eq!(blocks, [[1, 5, 5, 5]; 2]);
 }
 
 #[test]

@@ -12,9 +12,9 @@ use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
 use super::{
-    check::workers,
     crew::Crew,
     order::{Order, Shape},
+    team::{Making, Team},
 };
 use crate::failure::Failure;
 
@@ -27,6 +27,8 @@ pub struct Bench {
     /// peer, host, auto (what there is, beside the peers of the peer path), or both one after the other
     #[arg(long, default_value = "both", value_parser = ["peer", "host", "auto", "both"])]
     pub path: String,
+    #[command(flatten)]
+    pub making: Making,
     /// Sizes in bytes, separated by commas; KiB, MiB and GiB as suffixes
     #[arg(long, default_value = "1KiB,4KiB,8KiB,16KiB,64KiB,256KiB,512KiB,1MiB,2MiB,4MiB,16MiB,64MiB,256MiB,1GiB")]
     pub sizes: String,
@@ -126,7 +128,8 @@ impl Bench {
     fn start(&self, name: &str, path: &str, largest: u64, place: &Path) -> Result<Running, Failure> {
         let directory = place.join(format!("{path}-{name}"));
         std::fs::create_dir_all(&directory).map_err(|e| Failure::Run(e.to_string()))?;
-        let ours = |side: &str| workers(side, self.ranks, path, &self.kind, largest, &directory);
+        let (ranks, kinds, making) = (self.ranks, self.kind.as_str(), self.making);
+        let ours = |side: &str| Team { side, ranks, path, kinds, largest, making }.workers(&directory);
         let with = |settings: &[(&str, &str)]| -> Result<Vec<Command>, Failure> {
             let mut commands = ours("nccl")?;
             for command in &mut commands {

@@ -7,11 +7,11 @@ use comfy_table::{Table, presets::NOTHING};
 
 use super::{
     bench::{median, shape, shown, size},
-    check::workers,
     crew::Crew,
     order::{Beside as Times, Order},
     product::SIDE,
     side::PRODUCTS,
+    team::{Making, Team},
 };
 use crate::failure::Failure;
 
@@ -21,6 +21,8 @@ pub struct Beside {
     /// peer or host
     #[arg(long, default_value = "peer")]
     pub path: String,
+    #[command(flatten)]
+    pub making: Making,
     /// Sizes in bytes, separated by commas; KiB, MiB and GiB as suffixes
     #[arg(long, default_value = "64KiB,1MiB,16MiB,64MiB")]
     pub sizes: String,
@@ -37,7 +39,8 @@ impl Beside {
         let sizes = self.sizes.split(',').map(size).collect::<Result<Vec<_>, _>>()?;
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let place = tempfile::tempdir().map_err(|e| Failure::Run(format!("can not make a directory: {e}")))?;
-        let mut crew = Crew::start(workers(&self.side, 2, &self.path, "bf16", largest, place.path())?)?;
+        let team = Team { side: &self.side, ranks: 2, path: &self.path, kinds: "bf16", largest, making: self.making };
+        let mut crew = Crew::start(team.workers(place.path())?)?;
         let mut table = Table::new();
         table.load_preset(NOTHING);
         table.set_header(["bytes", "alone us", "beside us", "TFLOP/s alone", "TFLOP/s beside", "product's time"]);

@@ -2,7 +2,7 @@
 //! `pcieipc cuda check`: results against the processor's, bit for bit, and every way to fail.
 
 use std::{
-    process::{Command, ExitCode},
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -17,6 +17,7 @@ use super::{
     numbers::{Words, fill, reduced},
     order::{Answer, Order, Trial},
     side::kind,
+    team::{Making, Team},
     worker::Ground,
 };
 use crate::failure::Failure;
@@ -27,9 +28,11 @@ pub struct Check {
     /// How many ranks; several share a device when there are more ranks than devices
     #[arg(long, default_value_t = 2)]
     pub ranks: usize,
-    /// peer, host or auto
-    #[arg(long, default_value = "auto")]
+    /// peer, host, auto, or device (peer memory between ranks of one device, host memory between devices)
+    #[arg(long, default_value = "auto", value_parser = ["peer", "host", "auto", "device"])]
     pub path: String,
+    #[command(flatten)]
+    pub making: Making,
     /// Less of everything
     #[arg(long)]
     pub quick: bool,
@@ -39,6 +42,9 @@ pub struct Check {
     /// Include tensors of 2 GiB
     #[arg(long)]
     pub huge: bool,
+    /// Only the ways to fail
+    #[arg(long, conflicts_with_all = ["brief", "huge"])]
+    pub failures: bool,
 }
 
 /// What the trials need.
@@ -353,26 +359,6 @@ fn error_name(error: &Error) -> &'static str {
     }
 }
 
-/// The commands that start one worker a rank.
-pub fn workers(
-    side: &str,
-    ranks: usize,
-    path: &str,
-    kinds: &str,
-    largest: u64,
-    directory: &std::path::Path,
-) -> Result<Vec<Command>, Failure> {
-    let program = std::env::current_exe().map_err(|e| Failure::Run(format!("can not find this program: {e}")))?;
-    let make = |rank: usize| {
-        let mut command = Command::new(&program);
-        command.args(["cuda", "worker", "--side", side, "--path", path, "--kinds", kinds]);
-        command.args(["--rank", &rank.to_string(), "--ranks", &ranks.to_string(), "--largest", &largest.to_string()]);
-        command.arg("--directory").arg(directory);
-        command
-    };
-    Ok((0..ranks).map(make).collect())
-}
-
 impl Check {
     pub fn run(self) -> Result<ExitCode, Failure> {
         let begun = Instant::now();
@@ -390,14 +376,15 @@ impl Check {
         let start = |which: &str, kinds: &str| {
             let directory = place.path().join(which);
             std::fs::create_dir_all(&directory).map_err(|e| Failure::Run(e.to_string()))?;
-            Crew::start(workers("ours", self.ranks, &self.path, kinds, 1 << 20, &directory)?)
+            let (ranks, path, making) = (self.ranks, self.path.as_str(), self.making);
+            Crew::start(Team { side: "ours", ranks, path, kinds, largest: 1 << 20, making }.workers(&directory)?)
         };
         let right = |answers: &[Answer]| {
             let good = answers.iter().all(|a| a.error.is_none() && a.wrong == 0 && a.compared.is_some_and(|c| c > 0));
             let text = answers.iter().find_map(|a| a.error.clone().or((a.wrong > 0).then(|| a.text.clone()))).unwrap_or_default();
             (good, text)
         };
-        {
+        if !self.failures {
             let mut crew = start("values", &all.join(","))?;
             let wait = Duration::from_secs(240);
             let mut value = |crew: &mut Crew, trial: Trial| {
@@ -434,8 +421,19 @@ impl Check {
             for (bytes, kind) in [(4096, "bf16"), (65536, "f32"), (600_000, "bf16"), (1 << 20, "i32")] {
                 value(&mut crew, Trial::Many { calls: if bytes > 65536 { calls / 10 } else { calls }, bytes, kind: kind.into() });
             }
-            // Longer than any but copy engines take, and more than their staging holds.
-            let long = if self.brief { vec![] } else { vec![(200 << 20) + 6, 40 << 20] };
+            // Two ranks: longer than any but streams and copy engines take. Where engines do, more than a staging of 64 MiB holds, with a last
+            // chunk in which most blocks have no tile. More ranks: long enough for two shots.
+            let long = match (self.brief, self.making.staging > 0) {
+                (true, _) if self.ranks > 2 => vec![(12 << 20) + 6, 6 << 20],
+                (true, _) => vec![],
+                (false, true) => vec![(200 << 20) + 6, (96 << 20) + 48, (64 << 20) + 16, (128 << 20) + (1 << 16), 40 << 20],
+                (false, false) => vec![(200 << 20) + 6, 40 << 20],
+            };
+            if self.brief && self.ranks > 2 {
+                for (kind, op, shift) in [("bf16", "sum", 3), ("f32", "sum", 0), ("u8", "avg", 5), ("f32", "max", 0)] {
+                    value(&mut crew, Trial::Lengths { bytes: 6 << 20, kind: kind.into(), op: op.into(), shift });
+                }
+            }
             for bytes in [4096, 1 << 20].into_iter().chain(long.last().copied()) {
                 value(&mut crew, Trial::Graphs { bytes });
             }

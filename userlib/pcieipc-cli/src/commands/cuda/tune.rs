@@ -4,24 +4,29 @@
 use std::{process::ExitCode, time::Duration};
 
 use pcieipc_cuda::{
-    Options, Path,
-    choice::{Setting, candidates},
+    Path,
+    choice::{LEAST_CHUNK, Setting, candidates},
 };
 
 use super::{
     bench::{median, shape, shown, size},
-    check::workers,
     crew::Crew,
     order::{Order, Shape},
+    team::{Making, Team},
 };
 use crate::failure::Failure;
 
-/// Measure which kernel and launch is the fastest for each size, for a sum of two ranks
+/// Measure which kernel and launch is the fastest for each size, for a sum
 #[derive(clap::Args)]
 pub struct Tune {
+    /// How many ranks, each on a device of its own
+    #[arg(long, default_value_t = 2)]
+    pub ranks: usize,
     /// peer or host
-    #[arg(long, default_value = "peer")]
+    #[arg(long, default_value = "peer", value_parser = ["peer", "host"])]
     pub path: String,
+    #[command(flatten)]
+    pub making: Making,
     /// Sizes in bytes, separated by commas; KiB, MiB and GiB as suffixes
     #[arg(long, default_value = "1KiB,4KiB,8KiB,16KiB,64KiB,128KiB,256KiB,512KiB,1MiB,4MiB,16MiB,64MiB")]
     pub sizes: String,
@@ -35,10 +40,12 @@ impl Tune {
         let sizes = self.sizes.split(',').map(size).collect::<Result<Vec<_>, _>>()?;
         let path = if self.path == "host" { Path::Host } else { Path::PeerWide };
         // As the workers' communicators have it on a device with enough memory.
-        let setting = Setting { path, ranks: 2, chunk: Options::default().staging / 2 };
+        let setting =
+            Setting { path, ranks: self.ranks, chunk: self.making.staging / 2 & !(LEAST_CHUNK - 1), blocks: self.making.blocks };
         let place = tempfile::tempdir().map_err(|e| Failure::Run(format!("can not make a directory: {e}")))?;
         let largest = sizes.iter().copied().max().unwrap_or(0);
-        let mut crew = Crew::start(workers("ours", 2, &self.path, "bf16", largest, place.path())?)?;
+        let team = Team { side: "ours", ranks: self.ranks, path: &self.path, kinds: "bf16", largest, making: self.making };
+        let mut crew = Crew::start(team.workers(place.path())?)?;
         for bytes in sizes {
             let all = candidates(setting, bytes);
             let mut times = Vec::new();

@@ -6,7 +6,6 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
-    time::Duration,
 };
 
 use pcieipc::group::{Group, GroupOptions};
@@ -20,6 +19,7 @@ use super::{
     nccl::Nccl,
     order::{Answer, Order},
     side::{Side, Stage, kind},
+    team::Making,
 };
 use crate::failure::Failure;
 
@@ -42,8 +42,8 @@ pub struct Worker {
     /// The longest tensor in bytes
     #[arg(long, default_value_t = 1 << 30)]
     pub largest: u64,
-    #[arg(long, default_value_t = 20_000)]
-    pub deadline_ms: u64,
+    #[command(flatten)]
+    pub making: Making,
 }
 
 /// What a worker was made of, to make it again.
@@ -73,10 +73,12 @@ impl Worker {
             "auto" => PathChoice::Auto,
             "peer" => PathChoice::Peer,
             "host" => PathChoice::Host,
+            "device" => PathChoice::Device,
             other => return Err(Failure::Use(format!("there is no path {other}"))),
         };
         let kinds = self.kinds.split(',').map(kind).collect::<Result<Vec<_>, _>>()?;
-        let options = Options { path, kinds, deadline: Duration::from_millis(self.deadline_ms), ..Options::default() };
+        let Making { staging, blocks, no_overlap, deadline } = self.making;
+        let options = Options { path, kinds, deadline, staging, blocks, overlap: !no_overlap, ..Options::default() };
         let ground = Ground {
             device: device.clone(),
             options: options.clone(),
