@@ -12,13 +12,7 @@ use crate::{
     uapi::{kind, state},
 };
 use core::mem::offset_of;
-use kernel::{
-    bindings, device, driver, pci,
-    prelude::*,
-    str::CStr,
-    sync::atomic::Relaxed,
-    types::Opaque,
-};
+use kernel::{bindings, device, driver, pci, prelude::*, str::CStr, sync::atomic::Relaxed, types::Opaque};
 
 /// `pci::Adapter` with error handlers.
 pub(crate) struct Adapter;
