@@ -81,8 +81,18 @@ fn each_fault_is_written_where_the_kernel_reads_it() {
 fn another_drivers_function_is_refused_unless_forced() {
     let host = host();
     let host = host.path();
-    for fault in ["correctable", "fatal", "remove", "reset"] {
+    for fault in ["correctable", "non-fatal", "fatal", "remove", "reset"] {
         on(host, &["inject", fault, "0000:02:00.0"]).fails(2, &["0000:02:00.0 belongs to the driver nvidia", "--force"]);
+    }
+    // A function of another driver on the same card is hit by the recovery, and by nothing else.
+    let driver = file(host, "0000:01:00.1", "driver");
+    fs::remove_file(&driver).unwrap();
+    symlink(host.join("sys/bus/pci/drivers/nvidia"), &driver).unwrap();
+    for fault in ["non-fatal", "fatal"] {
+        on(host, &["inject", fault, "0000:01:00.0"]).fails(2, &["0000:01:00.1 belongs to the driver nvidia", "--force"]);
+    }
+    for fault in ["correctable", "remove", "reset"] {
+        on(host, &["inject", fault, "0000:01:00.0", "--dry-run"]).succeeds();
     }
     // What hangs below is hit, too.
     on(host, &["inject", "remove", "0000:00:02.0"]).fails(2, &["0000:02:00.0 belongs to the driver nvidia"]);

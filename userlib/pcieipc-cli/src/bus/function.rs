@@ -85,10 +85,16 @@ impl Function {
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// The functions that hang from the same port, itself among them, with everything below them: what a reset of the link hits.
+    /// The functions that hang from the same port, itself among them, with everything below them: what the kernel's recovery from an
+    /// uncorrectable error hits. On a root bus no port is above, and a function is recovered with what is below it alone.
     pub fn on_its_link(&self) -> Vec<Function> {
         let Ok(folder) = fs::canonicalize(self.file("")) else { return Vec::new() };
-        folder.parent().map_or_else(Vec::new, |port| self.found_in(port, 0))
+        let is_function =
+            |port: &Path| port.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.parse::<Address>().is_ok());
+        match folder.parent().filter(|port| is_function(port)) {
+            Some(port) => self.found_in(port, 0),
+            None => self.with_what_is_below(),
+        }
     }
 
     /// Itself and everything below it: what leaves when it is removed.
@@ -214,13 +220,16 @@ mod tests {
     };
 
     #[test]
-    fn a_reset_of_the_link_hits_the_whole_card_and_a_removal_what_is_below() {
+    fn a_recovery_hits_the_whole_card_and_a_removal_what_is_below() {
         let (_folder, sysfs) = host();
         let names = |functions: Vec<Function>| functions.iter().map(|f| f.address.to_string()).collect::<Vec<_>>();
         assert_eq!(names(at(&sysfs, "0000:01:00.0").on_its_link()), ["0000:01:00.0", "0000:01:00.1"]);
         assert_eq!(names(at(&sysfs, "0000:01:00.0").with_what_is_below()), ["0000:01:00.0"]);
         assert_eq!(names(at(&sysfs, "0000:00:01.0").with_what_is_below()), ["0000:00:01.0", "0000:01:00.0", "0000:01:00.1"]);
         assert!(at(&sysfs, "0000:09:00.0").on_its_link().is_empty());
+        // The host bridge is no port: its other ports are not hit.
+        assert_eq!(names(at(&sysfs, "0000:00:01.0").on_its_link()), ["0000:00:01.0", "0000:01:00.0", "0000:01:00.1"]);
+        assert_eq!(names(at(&sysfs, "0000:00:03.0").on_its_link()), ["0000:00:03.0"]);
     }
 
     #[test]

@@ -185,10 +185,11 @@ impl Inject {
     /// Functions of other drivers that would be hit.
     fn foreign(&self, function: &Function) -> Vec<(String, String)> {
         let hit = match self.fault {
-            Fault::Fatal => function.on_its_link(),
+            // The kernel stops and asks the drivers of all that hang from the port.
+            Fault::NonFatal | Fault::Fatal => function.on_its_link(),
             Fault::Remove => function.with_what_is_below(),
             Fault::Rescan => Vec::new(),
-            Fault::Correctable | Fault::NonFatal | Fault::Reset => vec![function.clone()],
+            Fault::Correctable | Fault::Reset => vec![function.clone()],
         };
         let driven = hit.into_iter().filter_map(|one| Some((one.address.to_string(), one.driver()?)));
         // A port is hit with whatever hangs from it, which is listed itself.
