@@ -115,7 +115,9 @@ impl Counters {
         let mut added = Self::default();
         for (severity, _) in Severity::FILES {
             let before = earlier.of(severity);
-            let restarted = before.iter().any(|(kind, count)| self.of(severity).get(kind).copied().unwrap_or(0) < *count);
+            let less =
+                |(kind, count): (&String, &u64)| kind != UNKNOWN && self.of(severity).get(kind).copied().unwrap_or(0) < *count;
+            let restarted = before.iter().any(less);
             let counts = self.of(severity).iter().filter_map(|(kind, count)| {
                 let base = if restarted { 0 } else { before.get(kind).copied().unwrap_or(0) };
                 (*count > base).then(|| (kind.clone(), count - base))
@@ -126,17 +128,28 @@ impl Counters {
     }
 }
 
-/// Reads one counter file: lines of a kind and a number. Sums (`TOTAL_…`), zeros and lines that are neither are left out.
+/// Errors that the kernel counted without their kind. When a fatal error has broken the link to an endpoint, the registers that hold the kind
+/// can not be read, so all fatal errors of endpoints are such.
+const UNKNOWN: &str = "Unknown";
+
+/// Reads one counter file: lines of a kind and a number. Zeros and lines that are neither are left out. By how much the sum (`TOTAL_…`) is more
+/// than all kinds together is what was counted without a kind; it can be less than that, since one error may be of several kinds.
 pub fn parse(text: &str) -> BTreeMap<String, u64> {
-    text.lines()
-        .filter_map(|line| {
-            let (kind, count) = line.trim().rsplit_once(' ')?;
-            if !plain(kind) || kind.starts_with("TOTAL_") {
-                return None;
-            }
-            Some((kind.to_owned(), count.parse::<u64>().ok().filter(|c| *c > 0)?))
-        })
-        .collect()
+    let (mut counts, mut total) = (BTreeMap::new(), 0u64);
+    for line in text.lines() {
+        let Some((kind, count)) = line.trim().rsplit_once(' ') else { continue };
+        let Some(count) = count.parse::<u64>().ok().filter(|count| *count > 0 && plain(kind)) else { continue };
+        if kind.starts_with("TOTAL_") {
+            total = total.max(count);
+        } else {
+            counts.insert(kind.to_owned(), count);
+        }
+    }
+    let known = counts.values().fold(0u64, |sum, count| sum.saturating_add(*count));
+    if total > known {
+        counts.insert(UNKNOWN.to_owned(), total - known);
+    }
+    counts
 }
 
 /// The first line that is neither a kind and a number nor empty.
@@ -178,6 +191,21 @@ mod tests {
         assert_eq!(describe(&counts), "BadTLP 12, RxErr 3");
         assert_eq!(likely_layer(&counts), Layer::DataLink);
         assert!(parse("garbage\n\u{0}\u{0} 4\n 5\nRxErr -1\nRxErr 99999999999999999999").is_empty());
+    }
+
+    #[test]
+    fn what_was_counted_without_a_kind_is_of_an_unknown_one() {
+        // As the kernel has it after a fatal error of an endpoint.
+        let counts = parse("Undefined 0\nDLP 0\nMalfTLP 0\nTOTAL_ERR_FATAL 2\n");
+        assert_eq!(describe(&counts), "Unknown 2");
+        let counters = |text| {
+            let mut counters = Counters::default();
+            counters.set(Severity::Fatal, parse(text));
+            counters
+        };
+        // One error of two kinds hides one of none; that is no other device.
+        let (before, now) = (counters("DLP 1\nTOTAL_ERR_FATAL 2\n"), counters("DLP 2\nMalfTLP 1\nTOTAL_ERR_FATAL 3\n"));
+        assert_eq!(describe(&now.since(&before).fatal), "DLP 1, MalfTLP 1");
     }
 
     #[test]
