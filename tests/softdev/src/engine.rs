@@ -22,6 +22,8 @@ use crate::{
 
 /// Bytes that are moved between two looks at what may have been taken away.
 const CHUNK: usize = 64 << 10;
+/// How far an engine with a speed may lag behind it and still catch up.
+const LATE: Duration = Duration::from_millis(10);
 
 /// A copy, as the registers described it when it was started.
 #[derive(Clone, Copy, Debug, Default)]
@@ -255,7 +257,8 @@ impl Engine {
             };
             let chunk = &mut buffer[..part.min(job.bytes as usize - done)];
             let nanoseconds = 1_000_000_000u64.saturating_mul(chunk.len() as u64).checked_div(speed).unwrap_or(0);
-            due = due.max(Instant::now()) + Duration::from_nanos(nanoseconds);
+            // What the machine was late by is made up for; an order whose speed was changed on the way does not hurry.
+            due = due.max(Instant::now().checked_sub(LATE).unwrap_or(due)) + Duration::from_nanos(nanoseconds);
             self.pause_until(due)?;
             move_chunk(job, done, chunk, flip, around)?;
             done += chunk.len();
