@@ -198,9 +198,13 @@ pub(crate) fn publish(event: &Event) -> u64 {
 }
 
 impl Registry {
-    /// The id under which a device was known before: same serial number, or else same slot.
+    /// The id under which a device was known before: same serial number, or else same slot. All functions of a card have its number, so
+    /// the function's own counts too.
     fn predecessor(&self, identity: &Identity) -> u32 {
-        let same_serial = |past: &&Past| identity.serial != 0 && past.identity.serial == identity.serial;
+        let function = |identity: &Identity| identity.address & 0xff;
+        let same_serial = |past: &&Past| {
+            identity.serial != 0 && past.identity.serial == identity.serial && function(&past.identity) == function(identity)
+        };
         let same_slot = |past: &&Past| {
             past.identity.address == identity.address
                 && past.identity.vendor == identity.vendor
@@ -235,6 +239,15 @@ mod tests {
         // The slot of one and the serial number of the other: the number decides.
         assert_eq!(past.predecessor(&identity(0x100, 8)), 2);
         assert_eq!(past.predecessor(&identity(0x100, 9)), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn functions_of_one_card_are_told_apart() -> Result {
+        let past = registry(&[(1, identity(0x100, 7)), (2, identity(0x101, 7))])?;
+        assert_eq!(past.predecessor(&identity(0x300, 7)), 1);
+        assert_eq!(past.predecessor(&identity(0x301, 7)), 2);
+        assert_eq!(past.predecessor(&identity(0x302, 7)), 0);
         Ok(())
     }
 
