@@ -17,7 +17,7 @@ use super::GroupLinks;
 use crate::{
     error::{Error, Result},
     executor::Executor,
-    sys::Bell,
+    sys::{Bell, Home},
 };
 
 pub(super) type Calls = Executor<Box<dyn GroupLinks>>;
@@ -38,6 +38,7 @@ struct Helper {
     there: Option<Sender<Box<Calls>>>,
     back: Receiver<Box<Calls>>,
     thread: Option<JoinHandle<()>>,
+    home: Home,
 }
 
 impl Engine {
@@ -122,10 +123,14 @@ impl Helper {
             hint: "raise the limit of threads (ulimit -u), or do without helper_thread".into(),
             source: source.into(),
         })?;
-        Ok(Self { wanted, waker: None, there: Some(there), back, thread: Some(thread) })
+        Ok(Self { wanted, waker: None, there: Some(there), back, thread: Some(thread), home: Home::here() })
     }
 
     fn take_back(&self) -> Option<Box<Calls>> {
+        if !self.home.is_here() {
+            // The thread was not copied.
+            return None;
+        }
         // It may have put it down already: then nobody is woken.
         if let Ok(calls) = self.back.try_recv() {
             return Some(calls);
@@ -144,7 +149,7 @@ impl Helper {
 impl Drop for Helper {
     fn drop(&mut self) {
         self.there = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|_| self.home.is_here()) {
             let _ = thread.join();
         }
     }

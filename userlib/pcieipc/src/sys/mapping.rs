@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory that another process or a device can change.
 
-use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+use std::{io, mem::ManuallyDrop, os::fd::BorrowedFd, ptr::NonNull};
 
 use memmap2::{MmapOptions, MmapRaw};
+
+use super::Home;
 
 /// What this process does with a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +19,9 @@ pub enum Access {
 /// A shared mapping of a file descriptor. It hands out a pointer, never a slice.
 #[derive(Debug)]
 pub struct Mapping {
-    raw: MmapRaw,
+    raw: ManuallyDrop<MmapRaw>,
     start: NonNull<u8>,
+    home: Home,
 }
 
 // SAFETY: the pointer is that of `raw`, which is Send; what is behind it is only reached through raw pointers and atomics.
@@ -52,7 +55,7 @@ impl Mapping {
             Access::ReadWrite => options.map_raw(fd.as_raw_fd())?,
         };
         let start = NonNull::new(raw.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { raw, start })
+        Ok(Self { raw: ManuallyDrop::new(raw), start, home: Home::here() })
     }
 
     /// Where it starts.
@@ -63,5 +66,15 @@ impl Mapping {
     /// How many bytes there are.
     pub fn bytes(&self) -> usize {
         self.raw.len()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // A forked child may not have inherited it, and have something else there by now.
+        if self.home.is_here() {
+            // SAFETY: dropped here and nowhere else, and not used after that.
+            unsafe { ManuallyDrop::drop(&mut self.raw) };
+        }
     }
 }

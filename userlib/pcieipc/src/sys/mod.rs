@@ -11,7 +11,7 @@ pub use bell::Bell;
 pub use count::{calls, yield_now};
 pub use kernel::{Call, Kernel, Linux};
 pub use mapping::{Access, Mapping};
-pub use process::{Life, wait_readable};
+pub use process::{Home, Life, wait_readable};
 
 use crate::error::Error;
 

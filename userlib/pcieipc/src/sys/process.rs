@@ -4,6 +4,10 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::{
+        Once,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -49,6 +53,35 @@ impl AsFd for Life {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The process that made something. A child that `fork` makes has a copy of it, with neither the threads nor all of the memory behind it, and is
+/// not the rank that its peers know: what it does with the copy must reach nobody.
+#[derive(Debug, Clone, Copy)]
+pub struct Home(u32);
+
+/// One more in each child.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+impl Home {
+    /// This process.
+    pub fn here() -> Self {
+        static COUNTED: Once = Once::new();
+        COUNTED.call_once(|| {
+            // SAFETY: the function only adds to an atomic, which a child may do at any time. Without memory for it, forks go uncounted.
+            unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+        });
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether this process is the one. A load.
+    pub fn is_here(self) -> bool {
+        FORKS.load(Ordering::Relaxed) == self.0
+    }
+}
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Waits until one of up to 64 descriptors is readable or has ended, or until the time is over. The answer has a bit set
