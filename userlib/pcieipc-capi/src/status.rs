@@ -66,17 +66,7 @@ impl pcieipc_error {
 
 impl From<&Error> for pcieipc_error {
     fn from(error: &Error) -> Self {
-        let (rank, endpoint) = match error {
-            Error::Timeout { peer, .. }
-            | Error::PeerDied { peer, .. }
-            | Error::Mismatch { peer, .. }
-            | Error::Corrupt { peer, .. } => (Some(*peer), None),
-            Error::EndpointRecovering { peer, endpoint }
-            | Error::EndpointGone { peer, endpoint }
-            | Error::LinkDegraded { peer, endpoint, .. } => (Some(*peer), Some(*endpoint)),
-            Error::Aborted { by, .. } => (Some(*by), None),
-            _ => (None, None),
-        };
+        let (rank, endpoint) = (error.peer(), error.endpoint());
         Self {
             status: pcieipc_status::from(error) as u32,
             rank: rank.and_then(|r| i32::try_from(r).ok()).unwrap_or(-1),

@@ -71,8 +71,11 @@ pub enum Error {
         /// Which one.
         endpoint: EndpointRef,
     },
-    /// The endpoint of a rank was removed, unbound or is dead.
-    #[error("{endpoint} of rank {peer} is gone; call shrink to go on without it, or bring it back and call recover")]
+    /// The endpoint of a rank was removed, unbound, is dead, or does not do what it is told any more.
+    #[error(
+        "{endpoint} of rank {peer} is gone or does nothing any more; call shrink to go on without it, or bring it back (`pcieipc heal`) \
+         and call recover"
+    )]
     EndpointGone {
         /// Whose endpoint.
         peer: Rank,
@@ -80,7 +83,10 @@ pub enum Error {
         endpoint: EndpointRef,
     },
     /// A link trained below what it was at start, and the caller asked to treat that as an error.
-    #[error("the link of {endpoint} of rank {peer} is degraded: {now}, was {before}; run `pcieipc doctor`")]
+    #[error(
+        "the link of {endpoint} of rank {peer} is degraded: {now}, was {before}; `pcieipc doctor` says where, and recover goes on with the \
+         link as it is"
+    )]
     LinkDegraded {
         /// Whose endpoint.
         peer: Rank,
@@ -93,7 +99,8 @@ pub enum Error {
     },
     /// Ranks disagree on size, type, operation or configuration.
     #[error(
-        "rank {peer} disagrees with rank {rank} on {what}: {theirs} there, {ours} here; make all ranks call with the same arguments"
+        "rank {peer}{} disagrees with rank {rank} on {what}: {theirs} there, {ours} here; make all ranks call with the same arguments",
+        with(.endpoint)
     )]
     Mismatch {
         /// Who saw it.
@@ -106,6 +113,8 @@ pub enum Error {
         ours: String,
         /// The value there.
         theirs: String,
+        /// The endpoint of the rank that disagrees, if it has one.
+        endpoint: Option<EndpointRef>,
     },
     /// A record or an index from a peer broke the ring protocol.
     #[error(
@@ -179,11 +188,35 @@ impl Error {
         }
     }
 
+    /// The endpoint that the error is about, in the life that was in use: that of [`Error::peer`], where it has one.
+    ///
+    /// ```
+    /// use pcieipc::error::EndpointRef;
+    ///
+    /// let endpoint = EndpointRef { id: 5, generation: 12 };
+    /// let error = pcieipc::Error::PeerDied { rank: 0, peer: 2, what: "an example", endpoint: Some(endpoint) };
+    /// assert_eq!(error.endpoint(), Some(endpoint));
+    /// ```
+    pub fn endpoint(&self) -> Option<EndpointRef> {
+        match self {
+            Self::EndpointRecovering { endpoint, .. }
+            | Self::EndpointGone { endpoint, .. }
+            | Self::LinkDegraded { endpoint, .. } => Some(*endpoint),
+            Self::Timeout { endpoint, .. }
+            | Self::PeerDied { endpoint, .. }
+            | Self::Mismatch { endpoint, .. }
+            | Self::Corrupt { endpoint, .. }
+            | Self::Aborted { endpoint, .. } => *endpoint,
+            _ => None,
+        }
+    }
+
     /// Names the endpoint of the rank that the error is about, where the error does not know it yet.
     pub(crate) fn naming(mut self, endpoint_of: impl Fn(Rank) -> Option<EndpointRef>) -> Self {
         let peer = self.peer();
         if let Self::Timeout { endpoint, .. }
         | Self::PeerDied { endpoint, .. }
+        | Self::Mismatch { endpoint, .. }
         | Self::Corrupt { endpoint, .. }
         | Self::Aborted { endpoint, .. } = &mut self
         {
@@ -198,12 +231,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_rank_endpoint_generation_and_what_to_do() {
-        let bare = Error::PeerDied { rank: 0, peer: 2, what: "waiting", endpoint: None };
-        assert!(!bare.to_string().contains("endpoint"), "{bare}");
-        let known = bare.naming(|rank| (rank == 2).then_some(EndpointRef { id: 5, generation: 12 }));
-        let text = known.to_string();
-        assert!(text.contains("rank 2 with endpoint 5 (generation 12) died") && text.contains("call shrink"), "{text}");
-        assert_eq!(known.peer(), Some(2));
+    fn every_error_of_a_call_names_rank_endpoint_generation_and_what_to_do() {
+        let (rank, peer, what, endpoint) = (0, 2, "waiting", EndpointRef { id: 5, generation: 12 });
+        let text = || "as it was".to_owned();
+        let errors = [
+            (Error::Timeout { rank, peer, what, waited: Duration::ZERO, endpoint: None }, "raise the deadline"),
+            (Error::PeerDied { rank, peer, what, endpoint: None }, "call shrink"),
+            (Error::EndpointRecovering { peer, endpoint }, "call recover"),
+            (Error::EndpointGone { peer, endpoint }, "call shrink"),
+            (Error::LinkDegraded { peer, endpoint, before: text(), now: text() }, "pcieipc doctor"),
+            (Error::Mismatch { rank, peer, what, ours: text(), theirs: text(), endpoint: None }, "the same arguments"),
+            (Error::Corrupt { rank, peer, what: text(), endpoint: None }, "do not use the data"),
+            (Error::Aborted { by: peer, why: text(), endpoint: None }, "shrink or recover"),
+        ];
+        for (bare, remedy) in errors {
+            if bare.endpoint().is_none() {
+                assert!(!bare.to_string().contains("endpoint"), "{bare}");
+            }
+            let known = bare.naming(|rank| (rank == peer).then_some(endpoint));
+            assert_eq!((known.peer(), known.endpoint()), (Some(peer), Some(endpoint)), "{known}");
+            let text = known.to_string();
+            for words in ["rank 2", "endpoint 5 (generation 12)", remedy] {
+                assert!(text.contains(words), "{words}: {text}");
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@
 use std::{marker::PhantomData, ptr::NonNull, time::Instant};
 
 use crate::{
-    error::{Rank, Result},
+    error::{EndpointRef, Rank, Result},
     plan::Shares,
 };
 
@@ -224,7 +224,8 @@ pub unsafe trait Links {
     /// Publishes the reserved record and wakes the reader if it sleeps.
     ///
     /// # Errors
-    /// EndpointRecovering and EndpointGone when the doorbell can not be rung.
+    /// EndpointRecovering and EndpointGone when the doorbell can not be rung or the record can not be moved; Timeout when it was not moved
+    /// by what [`Links::until`] said.
     fn commit(&mut self, to: Rank, header: RecordHeader, len: usize) -> Result<()>;
 
     /// Waits for the next record from `from` and gives its header and payload; the record stays until [`Links::release`].
@@ -254,6 +255,21 @@ pub unsafe trait Links {
     /// # Errors
     /// PeerDied, EndpointRecovering, EndpointGone, Aborted.
     fn confirm(&mut self) -> Result<()>;
+    /// Looks for everything that would end a wait, the peers' processes too: for a caller that asks again and again instead of waiting.
+    /// A system call, so not for each time.
+    ///
+    /// # Errors
+    /// As for [`Links::confirm`].
+    fn survey(&mut self) -> Result<()> {
+        self.confirm()
+    }
+
+    /// What follows is to be over by then. Bounds what links wait for in [`Links::commit`], such as an engine that moves the record.
+    fn until(&mut self, _deadline: Instant) {}
+    /// The endpoint of a rank, where it has one.
+    fn endpoint(&self, _rank: Rank) -> Option<EndpointRef> {
+        None
+    }
 
     /// Says to all ranks which shards of an all-reduce fit the links as this rank sees them now; called by rank 0 alone, and read by
     /// [`Links::told_shares`] for the same look. Links that know of no rates say that all shards are equal.
@@ -281,6 +297,9 @@ macro_rules! forward {
             fn release(&mut self, from: Rank) -> Result<()> { (**self).release(from) }
             fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> { (**self).wait_for(wants, deadline) }
             fn confirm(&mut self) -> Result<()> { (**self).confirm() }
+            fn survey(&mut self) -> Result<()> { (**self).survey() }
+            fn until(&mut self, deadline: Instant) { (**self).until(deadline) }
+            fn endpoint(&self, rank: Rank) -> Option<EndpointRef> { (**self).endpoint(rank) }
             fn tell_shares(&mut self, look: u32) { (**self).tell_shares(look) }
             fn told_shares(&self, look: u32) -> Option<Shares> { (**self).told_shares(look) }
         }

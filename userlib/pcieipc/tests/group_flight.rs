@@ -5,8 +5,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use pcieipc::{Error, reduce::Op};
-use support::{PATIENCE, sum, threads, value};
+use pcieipc::{Error, group::Group, reduce::Op};
+use support::{PATIENCE, Scratch, options, process, say, sum, threads, value, variables};
 
 fn input(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| value(rank, at)).collect()
@@ -135,4 +135,30 @@ fn calls_in_flight_when_the_group_ends_are_over_and_their_buffers_come_back() {
             }
         },
     );
+}
+
+/// A rank that meets and does nothing else until it is killed.
+#[test]
+fn idle_process() {
+    let Some(variables) = variables("idle_process") else { return };
+    let group = Group::meet(options(1, 2, std::path::Path::new(&variables["DIR"]))).unwrap();
+    say("met");
+    std::thread::sleep(2 * PATIENCE);
+    drop(group);
+}
+
+#[test]
+fn a_rank_that_asks_and_never_waits_is_told_of_a_death_long_before_its_deadline() {
+    let scratch = Scratch::new();
+    let mut idle = process("idle_process", &[("DIR", scratch.0.display().to_string())]);
+    let mut group = Group::meet(options(0, 2, &scratch.0)).unwrap();
+    assert_eq!(idle.hear().as_deref(), Some("met"));
+    let request = group.start_all_reduce(input(0, 1000), Op::Sum, PATIENCE).unwrap();
+    assert!(!request.test(&mut group));
+    idle.child.kill().unwrap();
+    let begun = Instant::now();
+    while !request.test(&mut group) {}
+    assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+    let error = request.wait(&mut group).unwrap_err().error;
+    assert!(matches!(error, Error::PeerDied { rank: 0, peer: 1, .. }), "{error}");
 }

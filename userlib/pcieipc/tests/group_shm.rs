@@ -360,3 +360,102 @@ fn a_rank_that_dies_before_it_meets_is_named() {
     });
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
+
+/// A rank whose child goes on and holds all that the rank had open: its sockets, its rings, the descriptors of its peers.
+#[test]
+fn forking_process() {
+    let Some(variables) = variables("forking_process") else { return };
+    let group = Group::meet(options(2, 3, std::path::Path::new(&variables["DIR"]))).unwrap();
+    // SAFETY: the child makes system calls only, which is all that a child of a process with threads may do.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            // The test hears this rank's end by these.
+            for fd in 0..3 {
+                libc::close(fd);
+            }
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+        child
+    };
+    assert!(child > 0);
+    say(child);
+    std::thread::sleep(2 * PATIENCE);
+    drop(group);
+}
+
+#[test]
+fn a_death_is_seen_by_the_end_of_the_process_though_its_child_holds_every_socket_open() {
+    let scratch = Scratch::new();
+    let dir = || ("DIR", scratch.0.display().to_string());
+    let start = |rank: usize| process("rank_process", &[("RANK", rank.to_string()), ("RANKS", "3".into()), dir()]);
+    let mut survivors = [start(0), start(1)];
+    let mut victim = process("forking_process", &[dir()]);
+    survivors.iter_mut().for_each(|p| assert_eq!(p.hear().as_deref(), Some("met")));
+    let child: i32 = victim.hear().unwrap().parse().unwrap();
+    victim.child.kill().unwrap();
+    victim.child.wait().unwrap();
+    let killed = Instant::now();
+    for survivor in &mut survivors {
+        assert_eq!(survivor.hear().as_deref(), Some("died 2"));
+    }
+    assert!(killed.elapsed() < Duration::from_secs(5), "bounded: {:?}", killed.elapsed());
+    for survivor in &mut survivors {
+        let said = survivor.hear().unwrap_or_default();
+        assert!(said.starts_with("[0, 1]"), "{said}");
+        assert_eq!(survivor.hear().as_deref(), Some("right"));
+    }
+    // It held all of that until now.
+    let ended = nix::sys::signal::kill(nix::unistd::Pid::from_raw(child), nix::sys::signal::Signal::SIGKILL);
+    assert_eq!(ended, Ok(()));
+}
+
+/// A rank that forks a child which calls, drops and ends as a program does; then goes on.
+#[test]
+fn parenting_process() {
+    let Some(variables) = variables("parenting_process") else { return };
+    let mut all = options(1, 2, std::path::Path::new(&variables["DIR"]));
+    all.helper_thread = variables.contains_key("HELPER");
+    let mut group = Group::meet(all).unwrap();
+    // With a helper thread, it has the call in flight when the child is made.
+    let request = group.start_all_reduce(vec![1.0f32; 1000], Op::Sum, PATIENCE).unwrap();
+    // SAFETY: the child calls the library, which takes no lock that another thread of this process can hold, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |error: Error| matches!(&error, Error::Argument(why) if why.contains("fork"));
+        let all = [
+            group.barrier(PATIENCE).is_err_and(refused),
+            group.agree(true, PATIENCE).is_err_and(refused),
+            group.shrink(PATIENCE).is_err_and(refused),
+            group.recover(PATIENCE).is_err_and(refused),
+        ];
+        drop((request, group));
+        std::process::exit(i32::from(!all.iter().all(|refused| *refused)));
+    }
+    let mut status = 0;
+    // SAFETY: `status` is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child");
+    say("the child ended");
+    request.wait(&mut group).unwrap();
+    reduces_right(&mut group, &[0, 1], 100_000);
+    say("right");
+    group.barrier(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_forked_child_can_not_use_the_group_and_its_end_is_not_that_of_the_rank() {
+    for more in [&[][..], &[("HELPER", String::new())][..]] {
+        let scratch = Scratch::new();
+        let mut parent = process("parenting_process", &[&[("DIR", scratch.0.display().to_string())], more].concat());
+        let mut group = Group::meet(options(0, 2, &scratch.0)).unwrap();
+        assert_eq!(parent.hear().as_deref(), Some("the child ended"));
+        let mut one = vec![1.0f32; 1000];
+        group.all_reduce(&mut one, Op::Sum, PATIENCE).unwrap();
+        assert_eq!(one[999], 2.0);
+        reduces_right(&mut group, &[0, 1], 100_000);
+        assert_eq!(parent.hear().as_deref(), Some("right"));
+        group.barrier(PATIENCE).unwrap();
+    }
+}

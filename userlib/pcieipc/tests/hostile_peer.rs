@@ -229,6 +229,7 @@ fn run(seed: u64, tally: &mut Tally) {
 type Buffers = (Vec<u32>, Vec<u32>);
 
 /// The buffers, or why and the input.
+#[expect(clippy::result_large_err, reason = "the error gives the input back")]
 fn answer(call: Request<Buffers>) -> Result<Buffers, (Error, Vec<u32>)> {
     let mut anybody = Executor::new(pcieipc::loopback::group(1, 1, 64).remove(0), Options::default()).unwrap();
     anybody.wait(call).map_err(|failed| (failed.error, failed.buffers.map(|b| b.0).unwrap_or_default()))

@@ -119,7 +119,7 @@ fn agree_on_options(group: &mut Group, options: &Options, wait: Duration) -> Res
     for (peer, (theirs, _)) in group.exchange("options", ours.as_bytes(), &[], wait)?.into_iter().enumerate() {
         if peer != rank && theirs != ours.as_bytes() {
             let theirs = String::from_utf8_lossy(&theirs).into_owned();
-            return Err(Error::Mismatch { rank, peer, what: "the options of a communicator", ours, theirs });
+            return Err(Error::Mismatch { rank, peer, what: "the options of a communicator", ours, theirs, endpoint: None });
         }
     }
     Ok(())

@@ -207,7 +207,7 @@ fn what_a_kernel_wrote_is_the_error_of_the_next_check_and_of_later_calls() {
         matches!(&judged[0], Error::Timeout { rank: 0, peer: 1, what: "a line of data", waited, .. } if waited.as_nanos() == 7)
     );
     assert!(
-        matches!(&judged[1], Error::Mismatch { rank: 1, peer: 0, what: "the length in bytes", ours, theirs } if ours == "4" && theirs == "8")
+        matches!(&judged[1], Error::Mismatch { rank: 1, peer: 0, what: "the length in bytes", ours, theirs, .. } if ours == "4" && theirs == "8")
     );
 }
 

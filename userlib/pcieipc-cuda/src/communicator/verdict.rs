@@ -68,6 +68,7 @@ fn by_kernel(rank: usize, verdict: &Verdict) -> Error {
             what: HEADER.get(verdict.header_word as usize).copied().unwrap_or("a call"),
             ours: verdict.ours.to_string(),
             theirs: verdict.theirs.to_string(),
+            endpoint: None,
         },
         _ => Error::Argument(
             "two calls of one communicator ran at once; enqueue its calls and its graphs' replays on streams that are ordered"

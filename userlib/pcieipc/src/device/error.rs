@@ -95,6 +95,9 @@ pub enum DeviceError {
     /// Doorbells came faster than the module allows.
     #[error("doorbells came faster than the module allows (doorbells_per_second): ring less often or raise the limit")]
     RateLimited,
+    /// A ring of a copy is not there any more.
+    #[error("a ring of the copy is not there any more: its reader has ended or let go of it")]
+    NoRing,
     /// The engine did not finish in time.
     #[error("the endpoint's engine did not finish in time and was stopped: look at the endpoint, or give it more time")]
     EngineTimeout,

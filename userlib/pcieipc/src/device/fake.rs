@@ -12,7 +12,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -48,6 +48,10 @@ pub struct World {
     pub deaf: bool,
     /// Engines flip a bit of what they copy.
     pub flips: bool,
+    /// The endpoint, by index, whose engine finishes nothing.
+    pub stuck: Option<usize>,
+    /// Whose engine was to copy, and how long that might take, in milliseconds.
+    pub copies: Vec<(usize, u32)>,
     pub calls: HashMap<&'static str, usize>,
     pub endpoints: Vec<Endpoint>,
     pub events: Vec<pcieipc_event>,
@@ -81,6 +85,8 @@ struct Channel {
     pieces: [Arc<OwnedFd>; 3],
     exported: bool,
     freed: Option<Arc<Bell>>,
+    /// Of which it is the import.
+    of: Option<(u64, u32)>,
 }
 
 fn memory(bytes: u64) -> OwnedFd {
@@ -106,6 +112,8 @@ impl FakeKernel {
                 fail: HashMap::new(),
                 deaf: false,
                 flips: false,
+                stuck: None,
+                copies: Vec::new(),
                 calls: HashMap::new(),
                 endpoints: (0..endpoints).map(endpoint).collect(),
                 events: Vec::new(),
@@ -134,6 +142,20 @@ impl FakeKernel {
         let mut world = self.world();
         let (generation, serial) = (world.endpoints[endpoint].generation + 100, world.endpoints[endpoint].serial);
         world.endpoints.push(Endpoint::new(generation, serial));
+    }
+
+    /// What the kernel does when the process of an endpoint's session ends, but for the process.
+    pub fn end_channels(&self, endpoint: usize) {
+        self.world().channels.retain(|_, channel| channel.endpoint != endpoint || channel.of.is_some());
+    }
+
+    /// What the status page says of an endpoint's link.
+    pub fn set_link(&self, endpoint: usize, speed: u32, width: u32) {
+        let world = self.world();
+        let at = std::mem::offset_of!(pcieipc_status, link);
+        // SAFETY: the page is mapped and longer than the structure, whose field is aligned; readers load it as an atomic, too.
+        let link = unsafe { AtomicU32::from_ptr(world.endpoints[endpoint].page.start().as_ptr().add(at).cast()) };
+        link.store(speed | width << 8, Ordering::Relaxed);
     }
 
     /// Changes an endpoint's state: status first, then everybody is woken.
@@ -234,7 +256,7 @@ impl World {
                 (c.data_offset, c.tail_offset, c.head_offset) = (at(0), at(1), at(2));
                 let pieces = [memory(c.data_bytes), memory(PAGE), memory(PAGE)].map(Arc::new);
                 let (vector, bytes) = (c.vector, c.data_bytes);
-                let made = Channel { endpoint, vector, bytes, pieces, exported: false, freed: None };
+                let made = Channel { endpoint, vector, bytes, pieces, exported: false, freed: None, of: None };
                 self.channels.insert((key(fd), c.channel), made);
             }
             Call::ChannelDestroy(c) => {
@@ -252,7 +274,8 @@ impl World {
             Call::ChannelImport(c) => {
                 // SAFETY: the caller's own descriptor, open during the call.
                 let exported = unsafe { BorrowedFd::borrow_raw(c.fd) };
-                let imported = self.export(exported)?.clone();
+                let of = self.exports.get(&key(exported)).copied();
+                let imported = Channel { of, ..self.export(exported)?.clone() };
                 self.last_channel += 1;
                 c.channel = self.last_channel;
                 self.channels.insert((key(fd), c.channel), imported);
@@ -263,7 +286,14 @@ impl World {
             Call::Copy(c) => {
                 let own = self.own(fd)?;
                 self.endpoints[own].check()?;
+                self.copies.push((own, c.timeout_ms));
                 let (from, to) = (self.channel(key(fd), c.from)?.clone(), self.channel(key(fd), c.to)?.clone());
+                if to.of.is_some_and(|of| !self.channels.contains_key(&of)) {
+                    return Err(answer(Errno::ENOENT));
+                }
+                if self.stuck == Some(own) {
+                    return Err(answer(Errno::ETIMEDOUT));
+                }
                 let fits = |at: u64, channel: &Channel| at + u64::from(c.bytes) <= channel.bytes;
                 if !fits(c.from_offset, &from) || !fits(c.to_offset, &to) {
                     return Err(answer(Errno::EINVAL));

@@ -280,13 +280,16 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// `EngineTimeout` (the engine is stopped), `Engine`, `Unsupported`, `Recovering`, `Stale`, `Gone`; `Other` for a range
+    /// `EngineTimeout` (the engine is stopped), `Engine`, `NoRing`, `Unsupported`, `Recovering`, `Stale`, `Gone`; `Other` for a range
     /// outside the channels.
     pub fn copy(&self, from: (u32, u64), to: (u32, u64), bytes: u32, timeout: Duration) -> Result<(), DeviceError> {
         let mut raw = pcieipc_copy::sized();
         ((raw.from, raw.from_offset), (raw.to, raw.to_offset), raw.bytes) = (from, to, bytes);
         raw.timeout_ms = (timeout.as_millis() as u32).clamp(1, 10_000);
-        self.node.call(Call::Copy(&mut raw)).map_err(|e| DeviceError::new("PCIEIPC_IOCTL_COPY", e))
+        self.node.call(Call::Copy(&mut raw)).map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOENT) => DeviceError::NoRing,
+            _ => DeviceError::new("PCIEIPC_IOCTL_COPY", error),
+        })
     }
 
     /// A vector rings this bell from now on, and so does every change of the endpoint's state.

@@ -250,5 +250,5 @@ pub fn mismatch(rank: Rank, peer: Rank, ours: u32, theirs: u32) -> Error {
     } else {
         ("count, root or algorithm (compared by hash)", format!("{:05x}", ours & 0xf_ffff), format!("{:05x}", theirs & 0xf_ffff))
     };
-    Error::Mismatch { rank, peer, what, ours, theirs }
+    Error::Mismatch { rank, peer, what, ours, theirs, endpoint: None }
 }

@@ -8,7 +8,7 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -25,6 +25,9 @@ use crate::{
 
 /// So many calls progress at once; later ones wait for their turn.
 const AT_ONCE: usize = 8;
+
+/// How often a caller that only asks, and never waits, is told of an end that no record and no word of memory tells: a process's.
+const BETWEEN_SURVEYS: Duration = Duration::from_millis(10);
 
 /// Who is told how a call ended.
 pub(super) type End = Box<dyn FnOnce(Result<()>) + Send>;
@@ -78,7 +81,11 @@ impl<L: Links> Executor<L> {
             Err(error) => return Err((error, end)),
         };
         let (traffic, rank) = (Traffic::of(run.plan()), self.links.rank());
-        let flight = Flight { run, traffic, scratch: Vec::new(), begun: Instant::now(), deadline, rank, end: Some(end) };
+        let begun = Instant::now();
+        if self.flights.is_empty() {
+            self.surveyed = begun;
+        }
+        let flight = Flight { run, traffic, scratch: Vec::new(), begun, deadline, rank, end: Some(end) };
         self.flights.push_back(flight);
         Ok(())
     }
@@ -126,6 +133,7 @@ impl<L: Links> Executor<L> {
         let mut busy = Busy::default();
         let mut at = 0;
         while let Some(flight) = self.flights.get_mut(at).filter(|_| at < AT_ONCE) {
+            self.links.until(flight.deadline);
             let trace = self.trace.as_mut();
             let (scratch, volume) = (&mut flight.scratch, &mut self.volume);
             let tools = Tools { links: &mut self.links, isa: self.isa, scratch, trace, volume };
@@ -139,7 +147,14 @@ impl<L: Links> Executor<L> {
                 at += 1;
             }
         }
+        if self.flights.is_empty() {
+            return Ok(());
+        }
         let now = Instant::now();
+        if now.duration_since(self.surveyed) >= BETWEEN_SURVEYS {
+            self.surveyed = now;
+            self.links.survey()?;
+        }
         if let Some(late) = self.flights.iter().find(|flight| flight.deadline <= now) {
             let waited = late.begun.elapsed();
             // The deadline has passed: says at once whether something worse than a late peer is the reason.
@@ -175,6 +190,7 @@ impl<L: Links> Executor<L> {
 
     /// Ends all calls in flight.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
+        let error = error.naming(|rank| self.links.endpoint(rank));
         self.failure.get_or_insert_with(|| error.clone());
         self.flights.drain(..).for_each(|flight| flight.end(Err(error.clone())));
         error

@@ -101,6 +101,8 @@ pub struct Executor<L> {
     /// All-reduces begun, and the number of the call at which the links were looked at last.
     reductions: u32,
     looked_at: Option<u32>,
+    /// When somebody who only asks for calls in flight was last told whether all peers are there.
+    surveyed: Instant,
     /// Messages sent to and received from each rank: those calls are not made by all ranks, so they count for themselves.
     messages: [(u32, u32); MAX_RANKS],
     /// What ended it.
@@ -161,6 +163,7 @@ impl<L: Links> Executor<L> {
             epoch: 0,
             reductions: 0,
             looked_at: None,
+            surveyed: Instant::now(),
             messages,
             failure: None,
             plans,
@@ -313,6 +316,7 @@ impl<L: Links> Executor<L> {
         if !self.flights.is_empty() {
             return self.call_all(vec![arguments], deadline);
         }
+        self.links.until(deadline);
         if let Some(result) = self.short(&arguments, deadline) {
             return result.map_err(|error| self.fail(error));
         }

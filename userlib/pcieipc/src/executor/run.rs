@@ -434,6 +434,7 @@ impl Run {
                 what: "how many collectives were called before",
                 ours: self.epoch.to_string(),
                 theirs: header.epoch.to_string(),
+                endpoint: None,
             });
         }
         if header.step != self.received[from] as u16 || header.shard != step.shard || len != want {

@@ -96,6 +96,7 @@ impl Group {
     /// `Mismatch` when another rank shrinks or recovers instead; `Meeting` when the others decided without this rank, which was
     /// late; `System`.
     pub fn agree(&mut self, ok: bool, timeout: Duration) -> Result<Agreement> {
+        self.council.at_home()?;
         if self.council.is_excluded() {
             return Err(excluded());
         }
@@ -104,7 +105,7 @@ impl Group {
         let ballot = Ballot { question: Question::Verdict, flags: u16::from(ok), lost: Ranks::default(), seen };
         // Calls in flight go on meanwhile.
         self.engine.leave();
-        let decision = self.council.decide(&self.mesh, ballot, by)?;
+        let decision = self.council.decide(&self.mesh, ballot, by).map_err(|error| self.naming(error))?;
         let members = Ranks::of(self.members.iter().copied());
         let failed = decision.lost.or(decision.seen).and(members);
         if !failed.is_empty() {

@@ -63,7 +63,7 @@ impl Group {
                 Ok(OfTurn::Now(Message::Buffer { number: n, bytes: b, .. }, _)) if (n, b) != (number, bytes) => {
                     let say = |number, bytes| format!("buffer {number} of {bytes} bytes");
                     let (ours, theirs) = (say(number, bytes), say(n, b));
-                    return Err(Error::Mismatch { rank, peer, what: "the buffer to register", ours, theirs });
+                    return Err(Error::Mismatch { rank, peer, what: "the buffer to register", ours, theirs, endpoint: None });
                 }
                 Ok(OfTurn::Now(Message::Buffer { .. }, mut fds)) if fds.len() == 1 => {
                     files[peer] = fds.pop();

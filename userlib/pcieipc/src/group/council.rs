@@ -14,7 +14,7 @@ use super::mesh::Mesh;
 use crate::{
     control::{Defence, is_without},
     error::{Error, Rank, Result},
-    sys::{failed, wait_readable},
+    sys::{Home, failed, wait_readable},
     transport::board::{Board, Decision, Question, Ranks, Vote, after},
 };
 
@@ -42,13 +42,14 @@ pub struct Council {
     members: Ranks,
     last: Decision,
     resigned: bool,
+    home: Home,
 }
 
 impl Council {
     /// `members` are those that have the board.
     pub fn new(board: Arc<Board>, me: Rank, members: &[Rank]) -> Self {
         let last = if is_without(Defence::Quarantine) { board.decision() } else { Decision::default() };
-        Self { board, me, members: Ranks::of(members.iter().copied()), last, resigned: false }
+        Self { board, me, members: Ranks::of(members.iter().copied()), last, resigned: false, home: Home::here() }
     }
 
     pub fn board(&self) -> &Arc<Board> {
@@ -63,6 +64,17 @@ impl Council {
     /// Whether the others have decided to go on without this rank.
     pub fn is_excluded(&self) -> bool {
         self.resigned || self.board.decision().lost.contains(self.me)
+    }
+
+    /// # Errors
+    /// `Argument` in a forked child.
+    pub fn at_home(&self) -> Result<()> {
+        if self.home.is_here() {
+            return Ok(());
+        }
+        Err(Error::Argument(
+            "this process is a copy that fork made; a group is of the process that met, and is used there only".into(),
+        ))
     }
 
     /// Votes that this rank is lost, and does not wait for the others.
@@ -109,7 +121,14 @@ impl Council {
             let (ours, theirs) =
                 (ballot.question.asked_by(), self.board.voted(peer).map_or("something else", |v| v.question.asked_by()));
             let (ours, theirs) = (ours.into(), theirs.into());
-            return Err(Error::Mismatch { rank: self.me, peer, what: "what to do after a failure", ours, theirs });
+            return Err(Error::Mismatch {
+                rank: self.me,
+                peer,
+                what: "what to do after a failure",
+                ours,
+                theirs,
+                endpoint: None,
+            });
         }
         Ok(self.last)
     }
@@ -175,7 +194,8 @@ impl Council {
 impl Drop for Council {
     fn drop(&mut self) {
         // On a board that is used again, it would be said of the new life.
-        if !self.resigned && !is_without(Defence::Quarantine) {
+        // Nor would a forked child's leaving be that of the rank.
+        if !self.resigned && !is_without(Defence::Quarantine) && self.home.is_here() {
             let nothing = Ranks::default();
             self.board.vote(self.me, self.vote(Ballot { question: Question::Leave, flags: 0, lost: nothing, seen: nothing }));
         }

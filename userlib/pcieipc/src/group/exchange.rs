@@ -49,6 +49,7 @@ impl Group {
         files: &[BorrowedFd<'_>],
         timeout: Duration,
     ) -> Result<Vec<Given>> {
+        self.council.at_home()?;
         if bytes.len() > MAX_EXCHANGE_BYTES {
             return Err(Error::Argument(format!("{} bytes in one exchange; at most {MAX_EXCHANGE_BYTES} go", bytes.len())));
         }
@@ -72,7 +73,7 @@ impl Group {
                 Ok(OfTurn::Now(Message::Exchange { number: n, what: theirs, bytes, .. }, fds)) => {
                     if (n, theirs.as_str()) != (number, what) {
                         let (ours, theirs) = (format!("{what} ({number})"), format!("{theirs} ({n})"));
-                        return Err(Error::Mismatch { rank, peer, what: "what to exchange", ours, theirs });
+                        return Err(Error::Mismatch { rank, peer, what: "what to exchange", ours, theirs, endpoint: None });
                     }
                     given[peer] = (bytes, fds);
                     continue;

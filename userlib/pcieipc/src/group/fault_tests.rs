@@ -114,7 +114,8 @@ fn working_process() {
     let number = |name: &str| variables[name].parse::<usize>().unwrap();
     let mut options = options(number("RANK"), number("RANKS"), Path::new(&variables["DIR"]));
     options.policy = match variables["POLICY"].as_str() {
-        "shrink" => Policy::Shrink { within: Duration::from_secs(3) },
+        "shrink" => Policy::Shrink { within: PATIENCE },
+        "recover, or shrink" => Policy::Recover { within: Duration::from_secs(2), then_shrink: Some(PATIENCE) },
         _ => Policy::Recover { within: PATIENCE, then_shrink: None },
     };
     let returns = variables.contains_key("RETURNS");
@@ -125,19 +126,11 @@ fn working_process() {
     while rounds < 10 {
         match reduces_right(&mut group, PATIENCE) {
             Ok(()) => rounds += usize::from(mended),
-            Err(error) => match group.mend(error) {
-                Ok(how) => {
-                    (mended, rounds) = (true, 0);
-                    say(format!("{how:?} {:?}", group.members()));
-                }
-                Err(error) => {
-                    say(format!("left out: {}", group.is_excluded()));
-                    assert!(matches!(error, Error::Meeting(_)), "{error}");
-                    group.recover(PATIENCE).unwrap();
-                    (mended, rounds) = (true, 0);
-                    say(format!("back {:?}", group.members()));
-                }
-            },
+            Err(error) => {
+                let how = group.mend(error).unwrap();
+                (mended, rounds) = (true, 0);
+                say(format!("{how:?} {:?}", group.members()));
+            }
         }
     }
     say("right");
@@ -159,6 +152,109 @@ fn a_killed_rank_is_replaced_by_a_new_process_and_all_are_right_again() {
             assert_eq!(process.hear().as_deref(), Some("right"), "rank {rank}");
         }
     }
+}
+
+#[test]
+fn a_policy_that_shrinks_goes_on_with_those_that_are_left_at_once_or_when_the_time_to_recover_is_over() {
+    for policy in ["shrink", "recover, or shrink"] {
+        let scratch = Scratch::new();
+        let more = [("POLICY", policy.to_owned())];
+        let mut all: Vec<Process> = (0..3).map(|rank| start("working_process", rank, 3, &scratch, &more)).collect();
+        all.iter_mut().for_each(|p| assert_eq!(p.hear().as_deref(), Some("met")));
+        all[1].child.kill().unwrap();
+        for rank in [0, 2] {
+            assert_eq!(all[rank].hear(), Some(format!("{:?} [0, 2]", Mended::Shrunk)), "{policy}: rank {rank}");
+            assert_eq!(all[rank].hear().as_deref(), Some("right"), "{policy}: rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_that_fails_gives_the_error_back_and_a_mistake_of_the_program_is_never_mended() {
+    for policy in [Policy::Fail, Policy::Shrink { within: PATIENCE }] {
+        threads(
+            2,
+            |options| options.policy = policy,
+            |group| {
+                let mut group = group.unwrap();
+                assert!(matches!(group.mend(Error::Argument("a mistake".into())), Err(Error::Argument(_))));
+                if group.rank() == 1 {
+                    group.abort("as a test");
+                }
+                let error = loop {
+                    if let Err(error) = reduces_right(&mut group, PATIENCE) {
+                        break error;
+                    }
+                };
+                match (policy, group.mend(error)) {
+                    (Policy::Fail, Err(Error::Aborted { by: 1, why, .. })) => assert_eq!(why, "as a test"),
+                    (Policy::Shrink { .. }, Ok(Mended::Shrunk)) => reduces_right(&mut group, PATIENCE).unwrap(),
+                    other => panic!("{other:?}"),
+                }
+            },
+        );
+    }
+}
+
+/// A rank of the test below: recovers though nobody is away, and again until all agree that all are there. One dies in that, and another
+/// process takes its place.
+#[test]
+fn recovering_process() {
+    let Some(variables) = variables("group::fault_tests::recovering_process") else { return };
+    let number = |name: &str| variables[name].parse::<usize>().unwrap();
+    let options = options(number("RANK"), number("RANKS"), Path::new(&variables["DIR"]));
+    let returns = variables.contains_key("RETURNS");
+    let mut group = if returns { Group::rejoin(options) } else { Group::meet(options) }.unwrap();
+    say("met");
+    let victim = !returns && number("RANK") == number("VICTIM");
+    if victim {
+        deaths::arm(number("STEP") as u32);
+    }
+    let (mut recovered, mut unscathed) = (returns, false);
+    loop {
+        if recovered {
+            // Who dies in what follows may leave others that have what they came for, and take nobody back.
+            unscathed |= victim && deaths::is_armed();
+            deaths::arm(0);
+            let reduced = reduces_right(&mut group, PATIENCE);
+            let agreement = group.agree(reduced.is_ok(), PATIENCE).unwrap();
+            if agreement.ok && agreement.failed.is_empty() {
+                break;
+            }
+        }
+        group.recover(PATIENCE).unwrap();
+        recovered = true;
+    }
+    say(if unscathed { "unscathed".into() } else { format!("right {:?}", group.members()) });
+}
+
+#[test]
+fn all_ranks_are_back_and_right_at_whichever_step_of_recovering_one_dies_and_is_replaced() {
+    let mut steps = 0;
+    for step in 1.. {
+        let scratch = Scratch::new();
+        // The lowest rank does more than the others.
+        let victim = step % 2 * 2;
+        let more = [("VICTIM", victim.to_string()), ("STEP", step.to_string())];
+        let mut all: Vec<Process> = (0..3).map(|rank| start("recovering_process", rank, 3, &scratch, &more)).collect();
+        all.iter_mut().for_each(|p| assert_eq!(p.hear().as_deref(), Some("met")));
+        match all[victim].hear().as_deref() {
+            // Its end.
+            None => {}
+            Some("unscathed") => {
+                steps = step;
+                break;
+            }
+            said => panic!("step {step} of rank {victim}: {said:?}"),
+        }
+        let again = [more.to_vec(), vec![("RETURNS", String::new())]].concat();
+        all[victim] = start("recovering_process", victim, 3, &scratch, &again);
+        assert_eq!(all[victim].hear().as_deref(), Some("met"), "step {step}: not taken back");
+        for (rank, process) in all.iter_mut().enumerate() {
+            assert_eq!(process.hear().as_deref(), Some("right [0, 1, 2]"), "step {step} of rank {victim}, rank {rank}");
+        }
+    }
+    assert!(steps > 15, "only {steps} steps were tried");
 }
 
 #[test]
@@ -242,12 +338,12 @@ fn scribbling_process() {
     let mut group = Group::meet(options(number("RANK"), number("RANKS"), Path::new(&variables["DIR"]))).unwrap();
     // Who has met may go on before the others have.
     assert!(group.agree(true, PATIENCE).unwrap().ok);
-    let shrunk = Path::new(&variables["DIR"]).join("shrunk");
+    let shrunk = |rank: usize| Path::new(&variables["DIR"]).join(format!("shrunk-{rank}"));
     say("met");
     if number("RANK") != 1 {
         group.shrink(Duration::from_secs(8)).unwrap();
         assert_eq!(group.members(), [0, 2, 3]);
-        std::fs::write(&shrunk, "").unwrap();
+        std::fs::write(shrunk(number("RANK")), "").unwrap();
         for _ in 0..200 {
             reduces_right(&mut group, PATIENCE).unwrap();
         }
@@ -255,7 +351,8 @@ fn scribbling_process() {
         say("right");
         return;
     }
-    while !shrunk.exists() {
+    // Until the last of them has read on the old board what they decided.
+    while ![0, 2, 3].into_iter().all(|rank| shrunk(rank).exists()) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let mapped = shared_and_writable();

@@ -10,7 +10,7 @@ use std::{
 
 use super::{GroupLinks, join::Join, near::Host};
 use crate::{
-    device::{DeviceError, EndpointId, NODE, Node, Session, State},
+    device::{DeviceError, EndpointId, EndpointInfo, NODE, Node, Session, State},
     error::{EndpointRef, Error, Rank, Result},
     ring::{Reader, Writer},
     sys::{Bell, Kernel, Life, Linux, failed},
@@ -61,34 +61,96 @@ impl KmodOptions {
             None => by_rank(&node, rank, ranks, returning)?,
         };
         let info = node.endpoint(endpoint)?;
+        let known = Known::of(&info, &listed(&node)?);
         let vectors = info.vectors.min(ranks.saturating_sub(1) as u32).max(1);
         let session = Arc::new(node.attach(endpoint, vectors)?);
-        Ok(Taken { session, vectors, serial: info.serial, address: info.address })
+        Ok(Taken { session, vectors, known, suspect: false })
     }
 }
 
 /// How often the module is asked for an endpoint that is away.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// How long an endpoint that did nothing may take for each answer when it is tried out.
+const TRIED: Duration = Duration::from_secs(1);
 
 /// A rank's endpoint, and by what it is known again when it returns under another id.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub session: Arc<Session>,
     vectors: u32,
+    known: Known,
+    /// It lived and did nothing; it has to pass a test, or to begin a new life.
+    suspect: bool,
+}
+
+/// A device, as it can be told from others.
+#[derive(Debug)]
+struct Known {
+    /// Makers that give all cards one number leave only the place to tell them by, so it is none then.
     serial: Option<u64>,
     address: String,
+    ids: (u16, u16),
+}
+
+impl Known {
+    /// `all` are the endpoints that are listed.
+    fn of(info: &EndpointInfo, all: &[EndpointInfo]) -> Self {
+        let there = |other: &EndpointInfo| !matches!(other.state, State::Dead | State::Gone);
+        let twin = |other: &EndpointInfo| there(other) && other.address != info.address && has_number_of(other, info);
+        let serial = info.serial.filter(|_| !all.iter().any(twin));
+        Self { serial, address: info.address.clone(), ids: (info.vendor, info.device) }
+    }
+
+    /// Whether this is the device, returned.
+    fn is(&self, now: &EndpointInfo) -> bool {
+        match self.serial {
+            Some(_) if now.serial.is_some() => now.serial == self.serial && function(&now.address) == function(&self.address),
+            _ => now.address == self.address && (now.vendor, now.device) == self.ids,
+        }
+    }
+}
+
+/// Device and function of an address.
+fn function(address: &str) -> Option<&str> {
+    address.rsplit(':').next()
+}
+
+/// All functions of a card have its serial number, so the function's own number counts too.
+fn has_number_of(one: &EndpointInfo, other: &EndpointInfo) -> bool {
+    one.serial == other.serial && function(&one.address) == function(&other.address)
+}
+
+/// All endpoints that the module lists.
+fn listed(node: &Node) -> Result<Vec<EndpointInfo>, DeviceError> {
+    Ok(node.endpoints()?.into_iter().filter_map(|id| node.endpoint(id).ok()).collect())
 }
 
 impl Taken {
+    /// It lives and does nothing.
+    pub(super) fn suspect(&mut self) {
+        self.suspect = true;
+    }
+
     /// Waits for the endpoint's present life, and takes it.
     pub(super) fn restore(&mut self, options: &KmodOptions, rank: Rank, by: Instant) -> Result<()> {
         loop {
             let word = self.session.status().word();
             let endpoint = EndpointRef { id: self.session.endpoint().0, generation: self.session.generation() };
             let away = match word.state {
-                State::Live if word.generation == endpoint.generation => return Ok(()),
+                State::Live if word.generation == endpoint.generation => {
+                    let limit = TRIED.min(by.saturating_duration_since(Instant::now()).max(ASK_AGAIN));
+                    // It takes the vectors' bells; the links that had them are over, and new ones set their own.
+                    if !self.suspect || self.session.self_test(limit).is_ok() {
+                        self.suspect = false;
+                        return Ok(());
+                    }
+                    Error::EndpointGone { peer: rank, endpoint }
+                }
                 State::Live => match self.session.recover() {
-                    Ok(_) => return Ok(()),
+                    Ok(_) => {
+                        self.suspect = false;
+                        return Ok(());
+                    }
                     Err(DeviceError::Recovering | DeviceError::Stale) => Error::EndpointRecovering { peer: rank, endpoint },
                     Err(DeviceError::Gone) => Error::EndpointGone { peer: rank, endpoint },
                     Err(other) => return Err(other.into()),
@@ -97,6 +159,7 @@ impl Taken {
                 _ => match self.find_again(options) {
                     Ok(Some(session)) => {
                         self.session = Arc::new(session);
+                        self.suspect = false;
                         return Ok(());
                     }
                     // It came and went, or a session that ends still has it.
@@ -114,22 +177,19 @@ impl Taken {
         }
     }
 
-    /// The same device in a later life: by its serial number, or at the same place where it has none.
+    /// The same device in a later life: by its serial number, or at the same place where it has none. `Busy` when another session has it.
     fn find_again(&mut self, options: &KmodOptions) -> Result<Option<Session>, DeviceError> {
         let node = Node::open_with(options.kernel.clone(), &options.node)?;
-        for id in node.endpoints()? {
-            let Ok(info) = node.endpoint(id) else { continue };
-            let same = match (self.serial, info.serial) {
-                (Some(before), Some(now)) => before == now,
-                _ => info.address == self.address,
-            };
-            if same && info.state == State::Live && id != self.session.endpoint() {
-                let session = node.attach(id, self.vectors.min(info.vectors).max(1))?;
-                self.address = info.address;
-                return Ok(Some(session));
-            }
-        }
-        Ok(None)
+        let all = listed(&node)?;
+        let returned =
+            |info: &&EndpointInfo| info.state == State::Live && info.id != self.session.endpoint() && self.known.is(info);
+        let Some(info) = all.iter().find(returned) else { return Ok(None) };
+        let session = node.attach(info.id, self.vectors.min(info.vectors).max(1))?;
+        // Its twin may be away as well.
+        let serial = self.known.serial;
+        self.known = Known::of(info, &all);
+        self.known.serial = self.known.serial.filter(|_| serial.is_some());
+        Ok(Some(session))
     }
 }
 

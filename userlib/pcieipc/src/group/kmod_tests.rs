@@ -22,12 +22,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs `body` once a rank, each in a thread with a group of its own.
 fn ranks<R: Send>(kernel: &Arc<FakeKernel>, count: usize, mover: Mover, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
+    let options = KmodOptions { mover, kernel: kernel.clone(), ..Default::default() };
+    ranks_with(&options, count, body)
+}
+
+/// The same with other options.
+fn ranks_with<R: Send>(all: &KmodOptions, count: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let directory: PathBuf = std::env::temp_dir().join(format!("pcieipc-fake-{}-{number}", std::process::id()));
     let meet = |rank: Rank| {
         let mut options = GroupOptions::new(rank, count, &directory);
-        options.transport = Transport::Kmod(KmodOptions { mover, kernel: kernel.clone(), ..Default::default() });
+        options.transport = Transport::Kmod(all.clone());
         options.ring_bytes = 1 << 16;
         Group::meet(options)
     };
@@ -242,5 +248,225 @@ fn an_endpoint_that_stays_away_is_named_to_its_rank_and_the_others_can_shrink() 
         group.shrink(PATIENCE).unwrap();
         assert_eq!(group.members(), [1, 2]);
         reduces_right(&mut group, &[1, 2], 20_000).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_asks_and_never_waits_is_told_of_an_endpoint_long_before_its_deadline() {
+    let kernel = FakeKernel::new(2);
+    let told = AtomicUsize::new(0);
+    ranks(&kernel, 2, Mover::Processor, |mut group| {
+        group.barrier(PATIENCE).unwrap();
+        if group.rank() == 1 {
+            // It has other things to do.
+            while told.load(Ordering::Relaxed) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return;
+        }
+        let request = group.start_all_reduce(vec![1.0f32; 20_000], Op::Sum, PATIENCE).unwrap();
+        kernel.set_state(1, GONE);
+        let begun = Instant::now();
+        while !request.test(&mut group) {}
+        told.store(1, Ordering::Relaxed);
+        assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+        let error = request.wait(&mut group).unwrap_err().error;
+        assert!(matches!(error, Error::EndpointGone { peer: 1, endpoint } if endpoint.id == 2), "{error}");
+    });
+}
+
+#[test]
+fn a_worse_link_is_an_error_on_every_rank_only_where_it_was_asked_for_and_recover_goes_on_with_it() {
+    for strict in [false, true] {
+        let kernel = FakeKernel::new(3);
+        (0..3).for_each(|endpoint| kernel.set_link(endpoint, 4, 16));
+        let calls = AtomicUsize::new(0);
+        let options = KmodOptions { degraded_link_is_error: strict, kernel: kernel.clone(), ..Default::default() };
+        ranks_with(&options, 3, |mut group| {
+            let before = || {
+                if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                    kernel.set_link(2, 1, 1);
+                }
+            };
+            if strict {
+                let error = until_an_error(&mut group, &[0, 1, 2], before);
+                let named = matches!(&error, Error::LinkDegraded { peer: 2, endpoint, before, now }
+                    if (endpoint.id, endpoint.generation) == (3, 12) && before == "16 GT/s x16" && now == "2.5 GT/s x1");
+                assert!(named, "{error}");
+                group.recover(PATIENCE).unwrap();
+                assert!(group.degraded_links().is_empty());
+            } else {
+                for _ in 0..10 {
+                    before();
+                    reduces_right(&mut group, &[0, 1, 2], 1000).unwrap();
+                }
+                let degraded = group.degraded_links();
+                assert!(matches!(&degraded[..], [one] if one.rank == 2 && one.now.below(one.before)), "{degraded:?}");
+            }
+            reduces_right(&mut group, &[0, 1, 2], 20_000).unwrap();
+        });
+    }
+}
+
+#[test]
+fn returned_devices_are_told_apart_by_serial_number_function_and_place() {
+    // Two functions of a card, and another card whose maker gave it the same number.
+    let kernel = FakeKernel::new(3);
+    for (endpoint, address) in [0x100u32, 0x101, 0x200].into_iter().enumerate() {
+        let mut world = kernel.world();
+        world.endpoints[endpoint].serial = 7;
+        world.addresses.insert(endpoint as u32 + 1, address);
+        // Their next lives, put back in the other order.
+        world.addresses.insert(6 - endpoint as u32, address);
+    }
+    let (calls, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    ranks(&kernel, 3, Mover::Processor, |mut group| {
+        until_an_error(&mut group, &[0, 1, 2], || {
+            if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                (0..3).for_each(|endpoint| kernel.set_state(endpoint, GONE));
+            }
+        });
+        if failed.fetch_add(1, Ordering::Relaxed) == 2 {
+            for endpoint in [2, 1, 0] {
+                std::thread::sleep(Duration::from_millis(50));
+                kernel.put_back(endpoint);
+            }
+        }
+        group.recover(PATIENCE).unwrap();
+        assert_eq!(group.session().unwrap().endpoint().0, 6 - group.rank() as u32);
+        reduces_right(&mut group, &[0, 1, 2], 1000).unwrap();
+    });
+}
+
+#[test]
+fn a_device_with_a_number_of_its_own_is_found_in_another_slot_and_one_without_in_its_own() {
+    for serial in [7, 0] {
+        let kernel = FakeKernel::new(2);
+        let elsewhere = if serial == 0 { 0x300 } else { 0x400 };
+        {
+            let mut world = kernel.world();
+            world.endpoints[1].serial = serial;
+            world.addresses.extend([(1, 0x200), (2, 0x300), (3, elsewhere)]);
+        }
+        let (calls, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        ranks(&kernel, 2, Mover::Processor, |mut group| {
+            until_an_error(&mut group, &[0, 1], || {
+                if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                    kernel.set_state(1, GONE);
+                }
+            });
+            if failed.fetch_add(1, Ordering::Relaxed) == 1 {
+                kernel.put_back(1);
+            }
+            group.recover(PATIENCE).unwrap();
+            assert_eq!(group.session().unwrap().endpoint().0, [1, 3][group.rank()], "serial {serial}");
+            reduces_right(&mut group, &[0, 1], 1000).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_rank_whose_engine_does_nothing_is_known_to_all_left_out_and_back_when_its_endpoint_passes_a_test() {
+    let kernel = FakeKernel::new(3);
+    let (calls, shrunk) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    ranks(&kernel, 3, Mover::Engine, |mut group| {
+        let rank = group.rank();
+        let error = until_an_error(&mut group, &[0, 1, 2], || {
+            if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                kernel.world().stuck = Some(1);
+            }
+        });
+        if rank == 1 {
+            assert!(matches!(error, Error::EndpointGone { peer: 1, endpoint } if endpoint.id == 2), "{error}");
+        }
+        let agreement = group.agree(false, PATIENCE).unwrap();
+        assert_eq!((agreement.ok, agreement.failed), (false, vec![1]));
+        let result = group.shrink(PATIENCE);
+        if rank == 1 {
+            assert!(matches!(result, Err(Error::EndpointGone { peer: 1, .. })), "{result:?}");
+            // It lives, in the same generation, and still does nothing.
+            let error = group.recover(Duration::from_millis(300)).unwrap_err();
+            assert!(matches!(error, Error::EndpointGone { peer: 1, .. }), "{error}");
+            while shrunk.load(Ordering::Relaxed) < 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            kernel.world().stuck = None;
+        } else {
+            result.unwrap();
+            assert_eq!(group.members(), [0, 2]);
+            reduces_right(&mut group, &[0, 2], 1000).unwrap();
+            shrunk.fetch_add(1, Ordering::Relaxed);
+            while group.agree(true, PATIENCE).unwrap().returned.is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        group.recover(PATIENCE).unwrap();
+        assert_eq!(group.members(), [0, 1, 2]);
+        reduces_right(&mut group, &[0, 1, 2], 20_000).unwrap();
+    });
+}
+
+#[test]
+fn no_copy_of_an_engine_outlasts_the_deadline_of_its_call_and_a_late_one_is_a_timeout() {
+    let kernel = FakeKernel::new(2);
+    ranks(&kernel, 2, Mover::Engine, |mut group| {
+        group.all_reduce(&mut vec![1.0f32; 1000], Op::Sum, PATIENCE).unwrap();
+        // Who has its sum may go on before the other has its own.
+        assert!(group.agree(true, PATIENCE).unwrap().ok);
+        if group.rank() == 1 {
+            let mut world = kernel.world();
+            assert!(world.copies.contains(&(1, 2000)), "{:?}", world.copies);
+            world.stuck = Some(1);
+        }
+        let error = group.all_reduce(&mut vec![1.0f32; 1000], Op::Sum, Duration::from_millis(300)).unwrap_err();
+        if group.rank() == 1 {
+            let named = matches!(&error, Error::Timeout { rank: 1, peer: 1, endpoint: Some(e), .. } if e.id == 2);
+            assert!(named, "{error}");
+            let mut world = kernel.world();
+            let last = world.copies.iter().rfind(|(endpoint, _)| *endpoint == 1);
+            assert!(last.is_some_and(|(_, ms)| *ms <= 300), "{:?}", world.copies);
+            world.stuck = None;
+        }
+        // A short deadline proves nothing against an endpoint.
+        group.shrink(PATIENCE).unwrap();
+        reduces_right(&mut group, &[0, 1], 20_000).unwrap();
+    });
+}
+
+#[test]
+fn a_ring_that_nobody_reads_any_more_is_not_blamed_on_an_endpoint_that_lives() {
+    for mover in [Mover::Processor, Mover::Engine] {
+        let kernel = FakeKernel::new(2);
+        ranks(&kernel, 2, mover, |mut group| {
+            reduces_right(&mut group, &[0, 1], 1000).unwrap();
+            group.barrier(PATIENCE).unwrap();
+            if group.rank() == 0 {
+                // By then the other sleeps, so that it has to be rung.
+                std::thread::sleep(Duration::from_millis(200));
+                kernel.end_channels(1);
+            }
+            let result = group.all_reduce(&mut vec![1.0f32; 1000], Op::Sum, Duration::from_secs(2));
+            match (mover, group.rank(), &result) {
+                // The record lies in the ring, and who only looks finds it.
+                (Mover::Processor, _, Ok(())) => {}
+                // No record can be moved to it.
+                (Mover::Engine, 0, Err(Error::PeerDied { peer: 1, endpoint: Some(_), .. })) => {}
+                (Mover::Engine, 1, Err(Error::Aborted { by: 0, .. })) => {}
+                _ => panic!("{mover:?}, rank {}: {result:?}", group.rank()),
+            }
+        });
+    }
+}
+
+#[test]
+fn what_the_module_says_is_heard_in_order_and_once() {
+    let kernel = FakeKernel::new(1);
+    ranks(&kernel, 1, Mover::Processor, |mut group| {
+        assert!(group.events().is_empty());
+        for sequence in 1..=3 {
+            kernel.world().events.push(crate::abi::pcieipc_event { sequence, endpoint: 1, generation: 10, ..Default::default() });
+        }
+        assert_eq!(group.events().iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(group.events().is_empty());
     });
 }

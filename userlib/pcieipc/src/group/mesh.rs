@@ -263,7 +263,8 @@ impl Mesh {
             return Err(Error::Meeting(format!("a process did not say who it is, but {message:?}")));
         };
         let (rank, peer) = (self.rank, *peer);
-        let mismatch = |what, ours: String, theirs: String| Err(Error::Mismatch { rank, peer, what, ours, theirs });
+        let mismatch =
+            |what, ours: String, theirs: String| Err(Error::Mismatch { rank, peer, what, ours, theirs, endpoint: None });
         if *protocol != PROTOCOL {
             return mismatch("the version of the meeting protocol", PROTOCOL.to_string(), protocol.to_string());
         }

@@ -54,7 +54,7 @@ use std::{
 
 use crate::{
     device::{Event, Session},
-    error::{EndpointRef, Error, Rank, Result},
+    error::{Error, Rank, Result},
     executor::{Executor, MAX_RANKS, Options as ExecutorOptions, Trace, Volume},
     link::Links,
     plan::Shares,
@@ -97,8 +97,8 @@ pub trait GroupLinks: Links + Send + std::fmt::Debug {
     fn lost(&self) -> Vec<Rank>;
     /// Ranks whose endpoint is not live in the generation that the group met with.
     fn not_live(&self) -> Vec<Rank>;
-    /// The endpoint of a rank, where it has one.
-    fn endpoint(&self, rank: Rank) -> Option<EndpointRef>;
+    /// Whether this rank's own endpoint does not do what it is told, though its status says that it lives.
+    fn is_idle(&self) -> bool;
     /// What the link of each rank carries, where links limit the collectives.
     fn rates(&self) -> Option<Vec<f64>>;
     /// Links that are slower or narrower than when these were made.
@@ -124,8 +124,8 @@ impl<W: Wire> GroupLinks for RankLinks<W> {
     fn not_live(&self) -> Vec<Rank> {
         Self::not_live(self)
     }
-    fn endpoint(&self, rank: Rank) -> Option<EndpointRef> {
-        self.wire().endpoint(rank)
+    fn is_idle(&self) -> bool {
+        self.wire().is_idle()
     }
     fn rates(&self) -> Option<Vec<f64>> {
         self.wire().rates()
@@ -206,6 +206,13 @@ impl Ground {
             Self::Shm => Box::new(JoinShm::new(rank, ranks, ring_bytes)?),
             Self::Kmod(options, taken) => Box::new(JoinKmod::new(rank, ranks, ring_bytes, options, taken.session.clone())?),
         })
+    }
+
+    /// What it holds lives and does nothing, so it is tried out before it is used again.
+    fn suspect(&mut self) {
+        if let Self::Kmod(_, taken) = self {
+            taken.suspect();
+        }
     }
 
     /// Waits until it holds again what it held: an endpoint that recovers, or its next life.
@@ -754,7 +761,8 @@ impl Group {
     /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint is not live; `Meeting` when the others went on
     /// without this rank, or no agreement was reached in time; `Mismatch` when another rank recovers instead.
     pub fn shrink(&mut self, timeout: Duration) -> Result<()> {
-        survivors::shrink(self, Instant::now() + timeout)
+        self.council.at_home()?;
+        survivors::shrink(self, Instant::now() + timeout).map_err(|error| self.naming(error))
     }
 
     /// Waits until all ranks that met are there again, and goes on with new links and memory, in a new epoch: an endpoint that was
@@ -781,7 +789,8 @@ impl Group {
     /// `EndpointGone` or `EndpointRecovering` when this rank's own endpoint did not come back; `Meeting` when another rank did not;
     /// `Mismatch` when another rank shrinks instead; `System`, and as for the module's calls.
     pub fn recover(&mut self, timeout: Duration) -> Result<()> {
-        survivors::recover(self, Instant::now() + timeout)
+        self.council.at_home()?;
+        survivors::recover(self, Instant::now() + timeout).map_err(|error| self.naming(error))
     }
 
     /// Whether the others went on without this rank. It can only [`Group::recover`].
@@ -802,6 +811,7 @@ impl Group {
 
     /// A failed call ends the group for all: peers that wait for this rank learn why, instead of waiting for their deadline.
     fn run<R>(&mut self, call: impl FnOnce(&mut Calls) -> Result<R>) -> Result<R> {
+        self.council.at_home()?;
         let calls = self.engine.get();
         let result = call(calls).map_err(|error| {
             let links = calls.links();
@@ -811,5 +821,14 @@ impl Group {
         });
         self.engine.leave();
         result
+    }
+
+    /// Names the endpoint of the rank that an error of the meeting is about; ranks are counted as when the group first met there.
+    fn naming(&mut self, error: Error) -> Error {
+        let members = self.members.clone();
+        let links = self.engine.get().links();
+        let error = error.naming(|rank| links.endpoint(members.iter().position(|member| *member == rank)?));
+        self.engine.leave();
+        error
     }
 }

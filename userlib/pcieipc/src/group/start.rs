@@ -17,6 +17,8 @@ use crate::{
 /// An error of a method here gives the buffers back: nothing was begun.
 impl Group {
     fn start<B>(&mut self, timeout: Duration, call: impl FnOnce(&mut Calls, Instant) -> Started<B>) -> Started<B> {
+        // The child's copies of the buffers, if it is one, go with the call.
+        self.council.at_home().map_err(|error| Failed { error, buffers: None })?;
         let calls = self.engine.get();
         let started = call(calls, Instant::now() + timeout);
         let why = started.as_ref().err().map(|failed| &failed.error).or(calls.failure()).map(Error::to_string);

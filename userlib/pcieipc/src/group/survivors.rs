@@ -48,6 +48,7 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
     if group.council.is_excluded() {
         return Err(excluded());
     }
+    suspect_idle(group);
     let me = group.mesh.rank;
     if group.not_live().contains(&me) {
         // The others need not wait.
@@ -60,7 +61,15 @@ pub fn shrink(group: &mut Group, deadline: Instant) -> Result<()> {
     regroup(group, Want::Survivors, deadline)
 }
 
+/// The links that know it do not outlive this.
+fn suspect_idle(group: &mut Group) {
+    if group.engine.get().links().is_idle() {
+        group.ground.suspect();
+    }
+}
+
 pub fn recover(group: &mut Group, deadline: Instant) -> Result<()> {
+    suspect_idle(group);
     if group.council.is_excluded() {
         return come_back(group, deadline);
     }
@@ -96,7 +105,10 @@ fn regroup(group: &mut Group, want: Want, deadline: Instant) -> Result<()> {
         let ballot = Ballot { question, flags: 0, lost, seen: Ranks::default() };
         let mut present = present(group.council.decide(&group.mesh, ballot, part(deadline, 6))?.lost, &group.members);
         if want == Want::All {
-            present = await_all(group, everyone, present, deadline)?;
+            match await_all(group, everyone, present, deadline)? {
+                Some(all) => present = all,
+                None => continue,
+            }
         }
         // A member that was lost in this life and came back is as new as one that never was in it.
         let stayed = group.council.present();
@@ -153,8 +165,9 @@ fn dead(mesh: &Mesh, ranks: &[Rank]) -> Ranks {
     Ranks::of(ranks.iter().copied().filter(|r| mesh.contacts[*r].as_ref().is_none_or(gone)))
 }
 
-/// Waits for the own endpoint and for those that are missing; gives all ranks, or an error that all get.
-fn await_all(group: &mut Group, everyone: Ranks, present: Ranks, deadline: Instant) -> Result<Ranks> {
+/// Waits for the own endpoint and for those that are missing; gives all ranks, or nothing when one was lost meanwhile and there is time to wait
+/// for it, or an error. All that have stayed come to the same.
+fn await_all(group: &mut Group, everyone: Ranks, present: Ranks, deadline: Instant) -> Result<Option<Ranks>> {
     let (me, by, decided_by) = (group.mesh.rank, part(deadline, 6), part(deadline, 8));
     for rank in everyone.without(present).list() {
         group.mesh.contacts[rank] = None;
@@ -165,13 +178,17 @@ fn await_all(group: &mut Group, everyone: Ranks, present: Ranks, deadline: Insta
     let missing = group.mesh.gather(Place { directory: &directory, configuration: &configuration }, Meeting::Stayed, by)?;
     let seen = everyone.without(present).without(Ranks::of(missing));
     let lost = if own.is_ok() { Ranks::default() } else { Ranks::of([me]) };
-    let ballot = Ballot { question: Question::Newcomers, flags: 0, lost, seen };
+    let time_is_left = own.is_ok() && Instant::now() < by;
+    let ballot = Ballot { question: Question::Newcomers, flags: u16::from(time_is_left), lost, seen };
     let decision = group.council.decide(&group.mesh, ballot, decided_by);
     own?;
     let decision = decision?;
     let together = present.without(decision.lost).or(decision.seen.and(everyone.without(present)));
     if together == everyone {
-        return Ok(together);
+        return Ok(Some(together));
+    }
+    if decision.flags & 1 != 0 {
+        return Ok(None);
     }
     let missing: Vec<String> = everyone.without(together).list().iter().map(|r| r.to_string()).collect();
     Err(Error::Meeting(format!(

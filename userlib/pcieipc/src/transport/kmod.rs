@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Degraded, Wire};
@@ -23,8 +23,9 @@ use crate::{
     topology::LinkState,
 };
 
-/// How long one copy of an engine may take.
+/// How long one copy of an engine may take; one that takes longer does not work.
 const COPY_TIMEOUT: Duration = Duration::from_secs(2);
+const BY_ENGINE: &str = "having its endpoint move a record";
 
 /// Who moves a record into the reader's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,6 +93,8 @@ pub struct Kmod {
     /// Events that nobody has asked for yet, and whether the kernel's queue wakes sleepers.
     heard: VecDeque<Event>,
     listens: bool,
+    /// The own engine did not move what it was told to.
+    idle: bool,
 }
 
 /// So many events are kept for [`Wire::events`]; older ones are dropped.
@@ -178,6 +181,7 @@ impl Wiring {
             strict: false,
             heard: VecDeque::new(),
             listens: true,
+            idle: false,
         };
         Ok(Self { wire, kernel, data_bytes, offered: (0..ranks).map(|_| None).collect() })
     }
@@ -268,12 +272,15 @@ impl Kmod {
 
     /// The endpoints of all ranks with what became of them.
     fn all(&self) -> impl Iterator<Item = (Rank, Result<()>)> + '_ {
-        let own = std::iter::once((self.rank, self.own(), self.session.status()));
+        let own = match live(self.rank, self.own(), self.session.status()) {
+            Ok(()) if self.idle => Err(Error::EndpointGone { peer: self.rank, endpoint: self.own() }),
+            seen => seen,
+        };
         let others = self.peers.iter().enumerate().filter_map(|(rank, end)| {
             let export = &end.as_ref()?.export;
-            Some((rank, endpoint_ref(export.endpoint(), export.generation()), export.status()))
+            Some((rank, live(rank, endpoint_ref(export.endpoint(), export.generation()), export.status())))
         });
-        own.chain(others).map(|(rank, endpoint, status)| (rank, live(rank, endpoint, status)))
+        std::iter::once((self.rank, own)).chain(others)
     }
 }
 
@@ -299,7 +306,14 @@ impl Wire for Kmod {
         let export = &self.end(peer)?.export;
         match export.ring() {
             Ok(()) => Ok(()),
-            Err(error) => self.answer(peer, endpoint_ref(export.endpoint(), export.generation()), error),
+            Err(error) => {
+                self.status()?;
+                match error {
+                    // The endpoint lives, so it is the reader that has ended or gone on. Its process and the board tell which.
+                    DeviceError::Gone => Ok(()),
+                    error => self.answer(peer, endpoint_ref(export.endpoint(), export.generation()), error),
+                }
+            }
         }
     }
 
@@ -375,7 +389,14 @@ impl Wire for Kmod {
         Some(unsafe { place.add(RECORD_HEADER_BYTES) })
     }
 
-    fn carry(&mut self, peer: Rank, offset: u64, header: [u8; RECORD_HEADER_BYTES], len: usize) -> Result<()> {
+    fn carry(
+        &mut self,
+        peer: Rank,
+        offset: u64,
+        header: [u8; RECORD_HEADER_BYTES],
+        len: usize,
+        by: Option<Instant>,
+    ) -> Result<()> {
         let Some(stage) = &self.stage else { return Ok(()) };
         let end = self.end(peer)?;
         let Some(import) = &end.import else { return Err(Error::Argument(format!("rank {peer}'s channel is not imported"))) };
@@ -383,7 +404,9 @@ impl Wire for Kmod {
         unsafe { stage.place(peer).copy_from_nonoverlapping(NonNull::from(&header).cast(), header.len()) };
         let bytes = (RECORD_HEADER_BYTES + len) as u32;
         let from = (stage.channel.id(), (peer * stage.place_bytes) as u64);
-        match self.session.copy(from, (import.id(), offset), bytes, COPY_TIMEOUT) {
+        let begun = Instant::now();
+        let limit = by.map_or(COPY_TIMEOUT, |by| by.saturating_duration_since(begun).min(COPY_TIMEOUT));
+        match self.session.copy(from, (import.id(), offset), bytes, limit) {
             Ok(()) => {
                 self.carried += u64::from(bytes);
                 Ok(())
@@ -391,9 +414,25 @@ impl Wire for Kmod {
             Err(error) => {
                 // Whose endpoint it was shows in the status; if neither, the own one has the engine.
                 self.status()?;
-                self.answer(self.rank, self.own(), error)
+                let (rank, endpoint) = (self.rank, self.own());
+                match error {
+                    DeviceError::EngineTimeout if limit < COPY_TIMEOUT => {
+                        let waited = begun.elapsed();
+                        Err(Error::Timeout { rank, peer: rank, what: BY_ENGINE, waited, endpoint: Some(endpoint) })
+                    }
+                    DeviceError::EngineTimeout | DeviceError::Engine => {
+                        // Its status goes on saying that it lives; the others hear it from this rank.
+                        self.idle = true;
+                        Err(Error::EndpointGone { peer: rank, endpoint })
+                    }
+                    error => self.answer(rank, endpoint, error),
+                }
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.idle
     }
 
     fn carried(&self) -> u64 {

@@ -15,11 +15,12 @@ use super::{
 };
 use crate::{
     control::{Defence, is_without},
-    error::{Error, Rank, Result},
+    device::DeviceError,
+    error::{EndpointRef, Error, Rank, Result},
     link::{Links, RecordHeader, Shared, SharedMut, Want},
     plan::Shares,
     ring::{LINE, Notice, RECORD_HEADER_BYTES, Reader, Stop, Writer, full_fence, max_record},
-    sys::{Bell, Life, failed, wait_readable, yield_now},
+    sys::{Bell, Home, Life, failed, wait_readable, yield_now},
 };
 
 /// The longest sleep without looking again: what a lost doorbell costs at most.
@@ -31,6 +32,8 @@ const SHORT: usize = 1 << 12;
 const FOR_A_RECORD: &str = "waiting for a record";
 const FOR_ROOM: &str = "waiting for room in a ring";
 const AT_THE_END: &str = "confirming a result";
+const IN_FLIGHT: &str = "a call in flight";
+const TO_MOVE: &str = "moving a record into a ring";
 
 /// A peer as this rank reaches it.
 #[derive(Debug)]
@@ -58,6 +61,9 @@ pub struct RankLinks<W: Wire> {
     left: bool,
     /// Where any thread of any rank can end the calls of all.
     watch: Option<Watch>,
+    /// When the present call is to be over.
+    by: Option<Instant>,
+    home: Home,
 }
 
 impl Want {
@@ -80,7 +86,9 @@ impl<W: Wire> RankLinks<W> {
             }
         }
         let patience = Patience::new(peers.len());
-        Self { rank, peers, wire, bell, data_bytes, patience, unrung: 0, counters: Counters::default(), left: false, watch: None }
+        let counters = Counters::default();
+        let (left, watch, by, home) = (false, None, None, Home::here());
+        Self { rank, peers, wire, bell, data_bytes, patience, unrung: 0, counters, left, watch, by, home }
     }
 
     /// With the group's board, which every wait looks at.
@@ -136,7 +144,8 @@ impl<W: Wire> RankLinks<W> {
 
     /// Tells the peers that this rank leaves in order; what it sent before is still good.
     pub fn leave(&mut self) {
-        if !std::mem::replace(&mut self.left, true) {
+        // A forked child is not the rank that its peers know.
+        if !std::mem::replace(&mut self.left, true) && self.home.is_here() {
             self.post(Notice::Closed, "");
         }
     }
@@ -420,6 +429,15 @@ impl<W: Wire> RankLinks<W> {
         self.ring_sleepers()
     }
 
+    /// Why a record could not be moved. A ring that is not there any more was let go of by its reader, which has ended, left or gone on.
+    fn not_carried(&self, to: Rank, error: Error) -> Error {
+        if !matches!(error, Error::Device(DeviceError::NoRing)) {
+            return error;
+        }
+        let seen = self.root_cause(TO_MOVE).and_then(|()| self.look_around(TO_MOVE));
+        seen.err().unwrap_or(Error::PeerDied { rank: self.rank, peer: to, what: TO_MOVE, endpoint: None })
+    }
+
     fn room(&mut self, to: Rank, len: usize) -> Result<Option<NonNull<u8>>> {
         let rank = self.rank;
         let writer = &mut self.peer(to)?.writer;
@@ -477,7 +495,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
 
     fn commit(&mut self, to: Rank, header: RecordHeader, len: usize) -> Result<()> {
         let staged = self.wire.staging(to).is_some();
-        let Self { peers, wire, counters, unrung, .. } = self;
+        let Self { peers, wire, counters, unrung, by, .. } = self;
         let Some(Some(peer)) = peers.get_mut(to) else {
             return Err(Error::Argument(format!("there is no link to rank {to}")));
         };
@@ -492,7 +510,9 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
             false
         } else if staged {
             let Some(line) = peer.writer.header_line(header, len) else { return Ok(()) };
-            wire.carry(to, offset, line, len)?;
+            if let Err(error) = wire.carry(to, offset, line, len, *by) {
+                return Err(self.not_carried(to, error));
+            }
             peer.writer.publish(len)
         } else {
             peer.writer.commit(header, len)
@@ -541,6 +561,20 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
     fn confirm(&mut self) -> Result<()> {
         self.settle()?;
         self.look_around(AT_THE_END)
+    }
+
+    fn survey(&mut self) -> Result<()> {
+        self.settle()?;
+        self.root_cause(IN_FLIGHT)?;
+        self.look_around(IN_FLIGHT)
+    }
+
+    fn until(&mut self, deadline: Instant) {
+        self.by = Some(deadline);
+    }
+
+    fn endpoint(&self, rank: Rank) -> Option<EndpointRef> {
+        self.wire.endpoint(rank)
     }
 
     fn tell_shares(&mut self, look: u32) {

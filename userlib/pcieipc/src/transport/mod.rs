@@ -12,7 +12,7 @@ pub mod shm;
 
 pub use links::{Peer, RankLinks};
 
-use std::{os::fd::BorrowedFd, ptr::NonNull};
+use std::{os::fd::BorrowedFd, ptr::NonNull, time::Instant};
 
 use crate::{
     device::Event,
@@ -109,12 +109,25 @@ pub trait Wire: Send + std::fmt::Debug {
     fn staging(&mut self, _peer: Rank) -> Option<NonNull<u8>> {
         None
     }
-    /// Moves header and payload from the staging memory to `offset` of the ring's data area; returns when they are there.
+    /// Moves header and payload from the staging memory to `offset` of the ring's data area; returns when they are there, by `by` at the
+    /// latest.
     ///
     /// # Errors
-    /// What the engine or the endpoint answered.
-    fn carry(&mut self, _peer: Rank, _offset: u64, _header: [u8; RECORD_HEADER_BYTES], _len: usize) -> Result<()> {
+    /// What the engine or the endpoint answered; Timeout when the time was up before either can be blamed; Device with `NoRing` when the peer
+    /// has let go of the ring.
+    fn carry(
+        &mut self,
+        _peer: Rank,
+        _offset: u64,
+        _header: [u8; RECORD_HEADER_BYTES],
+        _len: usize,
+        _by: Option<Instant>,
+    ) -> Result<()> {
         Ok(())
+    }
+    /// Whether the own endpoint does not do what it is told, though its status says that it lives.
+    fn is_idle(&self) -> bool {
+        false
     }
     /// Bytes moved by [`Wire::carry`].
     fn carried(&self) -> u64 {
