@@ -1,6 +1,7 @@
 #!/bin/busybox sh
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # The guest's first process: prepares the system, loads modules, runs the command, tells the host how it ended.
+echo "init: up"
 /bin/busybox --install -s /bin 2>/dev/null
 export PATH=/bin HOME=/root LC_ALL=C.UTF-8 RUST_BACKTRACE=1
 mount -t proc proc /proc

@@ -6,6 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,6 +24,14 @@ use crate::{Error, Result, ivshmem, kernel_log, results};
 
 /// How long QEMU may take to connect to the rig's sockets; it does so before it runs anything.
 const CONNECT: Duration = Duration::from_secs(60);
+
+/// How long the kernel may take until it runs its first program. Stock kernels take seconds; the processors of a translated machine
+/// sometimes do not find together as they start, and then never get there.
+const BOOT: Duration = Duration::from_secs(90);
+/// So many kernels that do not come up are given up; the last one has all of its test's time.
+const BOOTS: usize = 3;
+/// What the guest's first program says first.
+const UP: &str = "init: up";
 
 /// Where a run finds things and leaves its logs.
 #[derive(Clone, Debug)]
@@ -50,7 +60,8 @@ impl Place {
     }
 }
 
-/// Boots the machine of `spec`, runs its command, and judges.
+/// Boots the machine of `spec`, runs its command, and judges. A kernel that does not come up is started again: nothing of what is
+/// tested has run by then.
 ///
 /// # Errors
 /// Any [`Error`] that kept the machine from being run; a test that ran and failed is a [`Verdict`].
@@ -60,12 +71,25 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
         fs::remove_dir_all(&folder).map_err(at(&folder))?;
     }
     fs::create_dir_all(&folder).map_err(at(&folder))?;
+    let archive = folder.join("initramfs.cpio");
+    initramfs(spec, place, &folder)?.write(&archive)?;
+    let (limit, boot) = (Duration::from_secs(spec.guest.timeout) * place.patience, BOOT * place.patience);
+    for _ in 1..BOOTS {
+        if let Some(verdict) = try_once(spec, place, &archive, limit, boot.min(limit))? {
+            return Ok(verdict);
+        }
+        eprintln!("vm {}: the kernel did not come up in {} s; once more", spec.name, boot.min(limit).as_secs());
+    }
+    try_once(spec, place, &archive, limit, limit)?.ok_or(Error::Silent { what: format!("the kernel of {}", spec.name), limit })
+}
+
+/// [`run`], once; nothing when the kernel has not come up after `boot`, where that is shorter than `limit`.
+fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: Duration) -> Result<Option<Verdict>> {
+    let folder = place.folder(&spec.name);
     // Paths of Unix sockets are short, the checkout's may be long.
     let sockets = tempfile::Builder::new().prefix("pcieipc-rig-").tempdir().map_err(at("a temporary folder"))?;
     let sockets = sockets.path();
 
-    let archive = folder.join("initramfs.cpio");
-    initramfs(spec, place, &folder)?.write(&archive)?;
     let endpoints = match spec.machine.endpoints() {
         0 => None,
         count => {
@@ -86,7 +110,7 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
         .arg("-kernel")
         .arg(&place.kernel.image)
         .arg("-initrd")
-        .arg(&archive)
+        .arg(archive)
         .arg("-append")
         .arg(spec.machine.command_line() + &place.accelerator.command_line());
     let console = Socket::listen(&mut qemu, sockets, "console")?;
@@ -109,26 +133,38 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
     let mut qemu = Process::start(QEMU, qemu)?;
     let mut accept = |socket: Socket| socket.accept(&mut qemu, &qemu_log);
     // QEMU waits for nobody here, but connects in the order in which it was told.
-    let console = keep(accept(console)?, folder.join("console.log"), place.verbose > 1)?;
+    let up = Arc::new(AtomicBool::new(false));
+    let says_up = up.clone();
+    let console = keep(accept(console)?, folder.join("console.log"), place.verbose > 1, move |line| {
+        if line.contains(UP) {
+            says_up.store(true, Ordering::Relaxed);
+        }
+    })?;
     let monitor = accept(monitor)?;
-    let results_port = keep(accept(results_port)?, folder.join("output.log"), place.verbose > 0)?;
-    let kernel_port = keep(accept(kernel_port)?, folder.join("kernel.log"), false)?;
+    let results_port = keep(accept(results_port)?, folder.join("output.log"), place.verbose > 0, |_| {})?;
+    let kernel_port = keep(accept(kernel_port)?, folder.join("kernel.log"), false, |_| {})?;
     let host_port = accept(host_port)?;
     let link = HostLink { monitor: Monitor::greet(monitor)?, endpoints, folder: folder.clone() };
     let link = thread::spawn(move || link.serve(host_port));
 
-    let limit = Duration::from_secs(spec.guest.timeout) * place.patience;
-    let ended = qemu.wait_until(started + limit)?;
+    let mut ended = qemu.wait_until(started + boot.min(limit))?;
+    let is_up = ended.is_some() || up.load(Ordering::Relaxed) || boot >= limit;
+    if is_up && ended.is_none() {
+        ended = qemu.wait_until(started + limit)?;
+    }
     drop(qemu);
     let took = started.elapsed();
     let (code, mut endpoints) = link.join().map_or((None, None), |ended| (ended.code, ended.endpoints));
+    if !is_up {
+        return Ok(None);
+    }
     let after = spec.after.complaints(endpoints.as_mut())?;
     drop(endpoints);
     let output = joined(results_port);
     let log = format!("{}\n{}", joined(console), joined(kernel_port));
     let mut alarms = kernel_log::alarms(&log, &spec.allow)?;
     alarms.dedup();
-    Ok(Verdict {
+    Ok(Some(Verdict {
         name: spec.name.clone(),
         results: results::read(&output),
         code,
@@ -137,7 +173,7 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
         after,
         took,
         folder,
-    })
+    }))
 }
 
 /// A socket that QEMU connects to.
@@ -181,8 +217,8 @@ impl Socket {
     }
 }
 
-/// Copies what comes from `stream` into `log`, and gives all of it in the end.
-fn keep(stream: UnixStream, log: PathBuf, print: bool) -> Result<JoinHandle<String>> {
+/// Copies what comes from `stream` into `log`, shows `each` line, and gives all of it in the end.
+fn keep(stream: UnixStream, log: PathBuf, print: bool, each: impl Fn(&str) + Send + 'static) -> Result<JoinHandle<String>> {
     let mut file = File::create(&log).map_err(at(&log))?;
     Ok(thread::spawn(move || {
         let mut all = String::new();
@@ -195,6 +231,7 @@ fn keep(stream: UnixStream, log: PathBuf, print: bool) -> Result<JoinHandle<Stri
             if print {
                 print!("{text}");
             }
+            each(&text);
             all.push_str(&text);
             line.clear();
         }
