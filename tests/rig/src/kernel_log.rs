@@ -46,6 +46,33 @@ static NO_ALARM: LazyLock<RegexSet> =
 static ALARM: LazyLock<RegexSet> =
     LazyLock::new(|| RegexSet::new(ALARMS).unwrap_or_else(|error| unreachable!("the alarms are constants: {error}")));
 
+/// Where lockdep's report begins, and where its last stack ends.
+const CIRCULAR: &str = "possible circular locking dependency detected";
+const STACK_END: &str = "</TASK>";
+
+/// Whether lockdep tells here of pciehp, which takes `reset_lock` and `pci_rescan_remove_lock` in both orders when a card is plugged in. The
+/// kernel's own, and without any of our module in it.
+fn is_of_pciehp_alone(report: &[&str]) -> bool {
+    let has = |words: &str| report.iter().any(|line| line.contains(words));
+    has("pciehp_configure_device") && has("ctrl->reset_lock") && has("pci_rescan_remove_lock") && !has("[pcieipc]")
+}
+
+/// The log without that report.
+fn without_known(log: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = log.lines().collect();
+    let mut at = 0;
+    while let Some(begin) = lines.iter().skip(at).position(|line| line.contains(CIRCULAR)).map(|skipped| at + skipped) {
+        let end = lines.iter().skip(begin).position(|line| line.contains(STACK_END)).map_or(lines.len(), |rest| begin + rest + 1);
+        if is_of_pciehp_alone(&lines[begin..end]) {
+            lines.drain(begin..end);
+            at = begin;
+        } else {
+            at = end;
+        }
+    }
+    lines
+}
+
 /// The lines of `log` that a healthy kernel never says, less those that a pattern in `allow` matches.
 ///
 /// # Errors
@@ -56,8 +83,8 @@ pub fn alarms(log: &str, allow: &[String]) -> Result<Vec<String>> {
         .map(|pattern| Regex::new(pattern))
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|error| Error::Protocol { what: "allow".into(), why: error.to_string() })?;
-    Ok(log
-        .lines()
+    Ok(without_known(log)
+        .into_iter()
         .filter(|line| ALARM.is_match(line) && !NO_ALARM.is_match(line))
         .filter(|line| !allow.iter().any(|pattern| pattern.is_match(line)))
         .map(str::to_owned)
@@ -80,6 +107,28 @@ mod tests {
         ] {
             assert_eq!(alarms(line, &[]).unwrap(), [line]);
         }
+    }
+
+    /// As lockdep words it, shortened.
+    fn circular(frame: &str) -> String {
+        format!(
+            "[    5.0] WARNING: possible circular locking dependency detected\n\
+             [    5.0] irq/26-pciehp/49 is trying to acquire lock:\n\
+             [    5.0] ff11000009d9bad8 (&ctrl->reset_lock){{.+.+}}-{{4:4}}, at: pciehp_configure_device+0x171/0x230\n\
+             [    5.0] ffffffff832418c0 (pci_rescan_remove_lock){{+.+.}}-{{4:4}}, at: {frame}\n\
+             [    5.0] Call Trace:\n[    5.0]  <TASK>\n[    5.0]  {frame}\n[    5.0]  </TASK>\n\
+             [    5.1] BUG: KASAN: slab-use-after-free in pcieipc"
+        )
+    }
+
+    #[test]
+    fn what_lockdep_says_of_pciehp_alone_is_known_and_what_it_says_of_the_module_is_an_alarm() {
+        let after = "[    5.1] BUG: KASAN: slab-use-after-free in pcieipc";
+        assert_eq!(alarms(&circular("pciehp_ist+0x1cc/0x5f0"), &[]).unwrap(), [after]);
+        assert_eq!(alarms(&circular("pcieipc_remove+0x1cc/0x5f0 [pcieipc]"), &[]).unwrap().len(), 3);
+        // Cut off before its end, it is no other.
+        let cut = "WARNING: possible circular locking dependency detected\nCall Trace:";
+        assert_eq!(alarms(cut, &[]).unwrap().len(), 2);
     }
 
     #[test]

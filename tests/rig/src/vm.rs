@@ -6,8 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -60,8 +59,8 @@ impl Place {
     }
 }
 
-/// Boots the machine of `spec`, runs its command, and judges. A kernel that does not come up is started again: nothing of what is
-/// tested has run by then.
+/// Boots the machine of `spec`, runs its command, and judges. A kernel that does not come up, or that complains before its first program
+/// runs, is started again: nothing of what is tested is in the machine by then, and after a complaint lockdep looks no more.
 ///
 /// # Errors
 /// Any [`Error`] that kept the machine from being run; a test that ran and failed is a [`Verdict`].
@@ -75,16 +74,26 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
     initramfs(spec, place, &folder)?.write(&archive)?;
     let (limit, boot) = (Duration::from_secs(spec.guest.timeout) * place.patience, BOOT * place.patience);
     for _ in 1..BOOTS {
-        if let Some(verdict) = try_once(spec, place, &archive, limit, boot.min(limit))? {
-            return Ok(verdict);
+        match try_once(spec, place, &archive, limit, Some(boot.min(limit)))? {
+            Tried::Judged(verdict) => return Ok(verdict),
+            Tried::NotUp(why) => eprintln!("vm {}: {why}; once more", spec.name),
         }
-        eprintln!("vm {}: the kernel did not come up in {} s; once more", spec.name, boot.min(limit).as_secs());
     }
-    try_once(spec, place, &archive, limit, limit)?.ok_or(Error::Silent { what: format!("the kernel of {}", spec.name), limit })
+    match try_once(spec, place, &archive, limit, None)? {
+        Tried::Judged(verdict) => Ok(verdict),
+        Tried::NotUp(what) => Err(Error::Silent { what, limit }),
+    }
 }
 
-/// [`run`], once; nothing when the kernel has not come up after `boot`, where that is shorter than `limit`.
-fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: Duration) -> Result<Option<Verdict>> {
+/// What came of a machine.
+enum Tried {
+    Judged(Verdict),
+    /// Its kernel did not come up, or not in order.
+    NotUp(String),
+}
+
+/// [`run`], once. With `boot` the kernel has to come up in this time, and without a complaint.
+fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: Option<Duration>) -> Result<Tried> {
     let folder = place.folder(&spec.name);
     // Paths of Unix sockets are short, the checkout's may be long.
     let sockets = tempfile::Builder::new().prefix("pcieipc-rig-").tempdir().map_err(at("a temporary folder"))?;
@@ -133,11 +142,14 @@ fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: D
     let mut qemu = Process::start(QEMU, qemu)?;
     let mut accept = |socket: Socket| socket.accept(&mut qemu, &qemu_log);
     // QEMU waits for nobody here, but connects in the order in which it was told.
-    let up = Arc::new(AtomicBool::new(false));
-    let says_up = up.clone();
+    let (comes_up, up) = mpsc::channel();
+    let mut before = Some(String::new());
     let console = keep(accept(console)?, folder.join("console.log"), place.verbose > 1, move |line| {
         if line.contains(UP) {
-            says_up.store(true, Ordering::Relaxed);
+            // Nobody listens any more when the machine has had all its time.
+            before.take().map(|said| comes_up.send(said));
+        } else if let Some(before) = &mut before {
+            before.push_str(line);
         }
     })?;
     let monitor = accept(monitor)?;
@@ -147,16 +159,21 @@ fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: D
     let link = HostLink { monitor: Monitor::greet(monitor)?, endpoints, folder: folder.clone() };
     let link = thread::spawn(move || link.serve(host_port));
 
-    let mut ended = qemu.wait_until(started + boot.min(limit))?;
-    let is_up = ended.is_some() || up.load(Ordering::Relaxed) || boot >= limit;
-    if is_up && ended.is_none() {
-        ended = qemu.wait_until(started + limit)?;
-    }
+    let not_up = match boot.map(|boot| (boot, up.recv_timeout(boot))) {
+        // A machine that ends before is judged by how it ended.
+        None | Some((_, Err(RecvTimeoutError::Disconnected))) => None,
+        Some((boot, Err(RecvTimeoutError::Timeout))) => Some(format!("the kernel did not come up in {} s", boot.as_secs())),
+        Some((_, Ok(said))) => {
+            let first = kernel_log::alarms(&said, &spec.allow)?.into_iter().next();
+            first.map(|alarm| format!("the kernel complained before anything of ours was in it: {alarm}"))
+        }
+    };
+    let ended = if not_up.is_some() { None } else { qemu.wait_until(started + limit)? };
     drop(qemu);
     let took = started.elapsed();
     let (code, mut endpoints) = link.join().map_or((None, None), |ended| (ended.code, ended.endpoints));
-    if !is_up {
-        return Ok(None);
+    if let Some(why) = not_up {
+        return Ok(Tried::NotUp(why));
     }
     let after = spec.after.complaints(endpoints.as_mut())?;
     drop(endpoints);
@@ -164,7 +181,7 @@ fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: D
     let log = format!("{}\n{}", joined(console), joined(kernel_port));
     let mut alarms = kernel_log::alarms(&log, &spec.allow)?;
     alarms.dedup();
-    Ok(Some(Verdict {
+    Ok(Tried::Judged(Verdict {
         name: spec.name.clone(),
         results: results::read(&output),
         code,
@@ -218,7 +235,12 @@ impl Socket {
 }
 
 /// Copies what comes from `stream` into `log`, shows `each` line, and gives all of it in the end.
-fn keep(stream: UnixStream, log: PathBuf, print: bool, each: impl Fn(&str) + Send + 'static) -> Result<JoinHandle<String>> {
+fn keep(
+    stream: UnixStream,
+    log: PathBuf,
+    print: bool,
+    mut each: impl FnMut(&str) + Send + 'static,
+) -> Result<JoinHandle<String>> {
     let mut file = File::create(&log).map_err(at(&log))?;
     Ok(thread::spawn(move || {
         let mut all = String::new();

@@ -45,3 +45,12 @@ fn an_exit_code_reaches_the_verdict() {
     assert_eq!(verdict.code, Some(3));
     assert_eq!(verdict.count().failed, 1);
 }
+
+#[test]
+fn a_kernel_that_never_comes_up_is_given_up_in_time() {
+    // No machine boots in a second; each that is started again has no more.
+    let verdict = boot("judgement-boot", "echo 'ok 1 never'", 1);
+    assert!(verdict.timed_out && verdict.results.tests.is_empty(), "{:?}", verdict.results.tests);
+    assert!(verdict.took < Duration::from_secs(60), "{:?}", verdict.took);
+    assert_eq!((verdict.count().passed, verdict.count().failed), (0, 1));
+}
