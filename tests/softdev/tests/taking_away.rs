@@ -19,7 +19,7 @@ fn no_byte_lands_after(name: &str, take: fn(&Machine, &mut Driven), give_back: f
         machine.fill(0, 4 * MIB, round);
         machine.guest.write_all_at(&vec![!round; 4 << 20], 8 * MIB).unwrap();
         // Slow enough that the middle is hit, fast enough that many chunks would still come.
-        machine.control().ok(&serde_json::json!({"cmd": "slow", "endpoint": 0, "bytes_per_s": 400 << 20}));
+        machine.control().ok(&serde_json::json!({"cmd": "slow", "endpoint": 0, "bytes_per_s": 200 << 20}));
         endpoint.start_copy(GUEST, GUEST + 8 * MIB, 4 << 20, 0);
         std::thread::sleep(Duration::from_micros(500 + 200 * u64::from(round % 8)));
         take(&machine, &mut endpoint);
