@@ -33,7 +33,12 @@ use kernel::{
         atomic::{Atomic, Relaxed, Release},
         Arc, Mutex,
     },
+    time::{delay::fsleep, Delta},
 };
+
+/// So many reads of its ids in a row have to fail before a device counts as gone, and this long is between them.
+const LOOKS: u32 = 3;
+const BETWEEN_LOOKS: Delta = Delta::from_millis(2);
 
 /// What tells one device from another; constant while it is bound.
 #[derive(Clone, Copy)]
@@ -284,8 +289,19 @@ impl Endpoint {
         false
     }
 
-    /// Whether the device still answers on the bus.
+    /// Whether the device still answers on the bus. One read may fail for other reasons, such as a completion that came too late, so
+    /// only several in a row tell. Sleeps between them.
     pub(crate) fn answers(&self) -> bool {
+        (0..LOOKS).any(|look| {
+            if look > 0 {
+                fsleep(BETWEEN_LOOKS);
+            }
+            self.has_ids()
+        })
+    }
+
+    /// Whether one read of its ids succeeds.
+    fn has_ids(&self) -> bool {
         let mut ids = 0;
         // SAFETY: `pdev` holds a reference; reading the configuration space of a device that was removed gives all-ones.
         let failed = unsafe { bindings::pci_read_config_dword(self.pci(), 0, &mut ids) } != 0;
