@@ -39,6 +39,7 @@ enum Request {
     Delay { endpoint: usize, count: u32, ms: u64 },
     Repeat { endpoint: usize, count: u32, times: u32 },
     Corrupt { endpoint: usize, count: u32 },
+    Misread { endpoint: usize, count: u32 },
     Scribble { endpoint: usize, slot: usize, offset: u64, bytes: usize, seed: u64 },
     Die { endpoint: usize },
     Silence { endpoint: usize },
@@ -77,6 +78,7 @@ fn answer(endpoints: &[Arc<Endpoint>], line: &str) -> Result<Value, String> {
             doorbells(endpoint, DoorbellFault::Repeat(times), count)?;
         }
         Request::Corrupt { endpoint, count } => find(endpoint)?.engine().corrupt(count),
+        Request::Misread { endpoint, count } => find(endpoint)?.misread(count),
         Request::Scribble { endpoint, slot, offset, bytes, seed } => {
             at_most("bytes", bytes, MAX_SCRIBBLE)?;
             find(endpoint)?.scribble(slot, offset, &noise(seed, bytes))?;

@@ -75,6 +75,8 @@ struct State {
     in_reset: bool,
     /// Accesses to BARs in that time.
     touched_in_reset: u64,
+    /// So many reads of its ids will still fail.
+    misreads: u32,
     /// Whether it mastered the bus when the last machine left it.
     left_mastering: Option<bool>,
     /// What the counters were when this life began.
@@ -120,6 +122,8 @@ pub struct Report {
     pub accesses: u64,
     /// Accesses to BARs after a function reset and before they were switched on again, when it is to be left alone.
     pub touched_in_reset: u64,
+    /// Reads of its ids that will still fail.
+    pub misreads: u32,
     /// It may master the bus.
     pub mastering: bool,
     /// It could when the last machine left it.
@@ -186,6 +190,7 @@ pub fn endpoints(count: usize, options: Options) -> io::Result<Vec<Arc<Endpoint>
                     silent: false,
                     in_reset: false,
                     touched_in_reset: 0,
+                    misreads: 0,
                     left_mastering: None,
                     before: Counters::default(),
                 }),
@@ -284,6 +289,7 @@ impl Endpoint {
         let mut state = self.lock();
         state.powered = true;
         state.silent = false;
+        state.misreads = 0;
         state.config = ConfigSpace::new(self.serial);
         self.interrupts.set_silent(false);
         self.interrupts.clear_faults();
@@ -306,6 +312,11 @@ impl Endpoint {
         let mut state = self.lock();
         state.left_mastering = Some(state.powered && state.config.decode().master);
         state.in_reset = false;
+    }
+
+    /// The next `count` reads of its vendor and device ids, and no more, give all-ones.
+    pub fn misread(&self, count: u32) {
+        self.lock().misreads = count;
     }
 
     /// Off the bus, until [`Endpoint::power_cycle`].
@@ -387,6 +398,7 @@ impl Endpoint {
             mapped_bytes: bus.mapped().1,
             accesses: self.accesses.load(Ordering::Relaxed),
             touched_in_reset: state.touched_in_reset,
+            misreads: state.misreads,
             mastering: decode.master,
             left_mastering: state.left_mastering,
             haunted: self.haunting.counts().0,
@@ -420,6 +432,10 @@ impl Endpoint {
     pub fn config_read(&self, offset: u64, into: &mut [u8]) {
         let mut state = self.lock();
         if !state.powered {
+            return into.fill(0xff);
+        }
+        if offset == 0 && state.misreads > 0 {
+            state.misreads -= 1;
             return into.fill(0xff);
         }
         state.config.set_transactions_pending(self.engine.busy());

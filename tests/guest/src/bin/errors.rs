@@ -271,6 +271,25 @@ fn errors_of_one_endpoint_leave_its_sibling_alone() {
     assert_eq!(signals(&eventfd, SOON), 1);
 }
 
+fn two_reads_that_fail_are_no_removal_and_many_in_a_row_are() {
+    let session = Session::nth(0);
+    let (serial, function, before) = (session.info().serial, session.function(), session.state());
+    let endpoint = played(serial)["endpoint"].clone();
+    let misread = |count: u32| softdev(&json!({"cmd": "misread", "endpoint": endpoint, "count": count}));
+    session.node.events();
+    misread(2);
+    assert!(wait::until(SOON, || played(serial)["misreads"] == 0), "nobody looks at the endpoint: {}", played(serial));
+    thread::sleep(Duration::from_millis(100));
+    let events = session.node.events();
+    assert_eq!((session.state(), kinds(&events, PCIEIPC_EVENT_STATE).len()), (before, 0), "{events:?}");
+    misread(1_000_000);
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_GONE), "{:?}", session.state());
+    misread(0);
+    function.remove().unwrap();
+    Function::rescan().unwrap();
+    living(serial);
+}
+
 fn a_worse_link_and_its_return_are_events_with_before_and_after() {
     let session = Session::nth(0);
     let endpoint = played(session.info().serial)["endpoint"].clone();
@@ -324,6 +343,7 @@ fn main() -> ExitCode {
             errors_after_errors_are_survived,
             an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later,
             errors_of_one_endpoint_leave_its_sibling_alone,
+            two_reads_that_fail_are_no_removal_and_many_in_a_row_are,
             a_worse_link_and_its_return_are_events_with_before_and_after,
             a_reader_blocked_while_the_endpoint_is_reset_wakes,
             an_endpoint_that_died_in_its_recovery_is_dead_and_comes_back_by_removal,
