@@ -2,19 +2,24 @@
 //! What a run keeps on disk while it runs, and its removal however the run ends, SIGKILL included.
 //!
 //! A process that is killed removes nothing. So a second one, in a process group of its own, is told every path and holds the reading
-//! end of a pipe whose writing end only the run has: when the kernel closes that, whatever is still there is removed.
+//! end of a pipe whose writing end only the run has: when the kernel closes that, whatever is still there is removed. It is told a
+//! path before anything is there, because the run can be killed between any two steps; so names are long enough to be nobody else's.
 
 use std::{
     ffi::OsStr,
     fs,
     io::{self, ErrorKind, Write},
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
-    path::{Path, absolute},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, OpenOptionsExt},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf, absolute},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::NamedTempFile;
 
 use crate::{
     commands::sweep,
@@ -29,13 +34,27 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A private directory in which the ranks meet, and the run's unfinished output.
 #[derive(Debug)]
 pub struct Scratch {
-    directory: TempDir,
+    directory: Directory,
     // Dropped after the directory, so that it finds nothing.
     sweeper: Sweeper,
 }
 
+/// A directory that is removed with everything in it.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // What stays is the sweeper's.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 #[derive(Debug)]
 struct Sweeper(Child);
+
+/// Random characters in a name.
+const NAME_LENGTH: usize = 16;
 
 impl Scratch {
     /// Makes the directory, 0700.
@@ -48,9 +67,13 @@ impl Scratch {
         let parent = absolute(std::env::temp_dir()).unwrap_or_else(|_| std::env::temp_dir());
         let directory = tempfile::Builder::new()
             .prefix("pcieipc-")
-            .permissions(fs::Permissions::from_mode(0o700))
-            .tempdir_in(&parent)
-            .and_then(|directory| sweeper.watch(directory.path()).map(|()| directory))
+            .rand_bytes(NAME_LENGTH)
+            .make_in(&parent, |path| {
+                sweeper.watch(path)?;
+                fs::DirBuilder::new().mode(0o700).create(path)?;
+                Ok(Directory(path.to_owned()))
+            })
+            .and_then(|made| Ok(made.keep()?.0))
             .map_err(|error| {
                 Failure::Run(format!("a private directory in {}: {}; or set TMPDIR", parent.display(), with_remedy(&error)))
             })?;
@@ -59,7 +82,7 @@ impl Scratch {
 
     /// The directory.
     pub fn path(&self) -> &Path {
-        self.directory.path()
+        &self.directory.0
     }
 
     /// A file beside `output` that is to take its place, with the rights that the output has or a new file would get.
@@ -71,13 +94,14 @@ impl Scratch {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let file = tempfile::Builder::new()
-            .prefix(".pcieipc-")
-            .suffix(".partial")
-            // As File::create would: the umask takes away what it should.
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(absolute(directory)?)?;
-        self.sweeper.watch(file.path())?;
+        let file = tempfile::Builder::new().prefix(".pcieipc-").suffix(".partial").rand_bytes(NAME_LENGTH).make_in(
+            absolute(directory)?,
+            |path| {
+                self.sweeper.watch(path)?;
+                // As File::create would: the umask takes away what it should.
+                fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(path)
+            },
+        )?;
         if let Ok(about) = fs::metadata(output) {
             file.as_file().set_permissions(about.permissions())?;
         }

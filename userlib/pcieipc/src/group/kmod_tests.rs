@@ -254,9 +254,14 @@ fn an_endpoint_that_stays_away_is_named_to_its_rank_and_the_others_can_shrink() 
 #[test]
 fn a_rank_that_asks_and_never_waits_is_told_of_an_endpoint_long_before_its_deadline() {
     let kernel = FakeKernel::new(2);
-    let told = AtomicUsize::new(0);
+    let (met, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
     ranks(&kernel, 2, Mover::Processor, |mut group| {
         group.barrier(PATIENCE).unwrap();
+        // Who is still on its way out of the barrier would hear of the endpoint there.
+        met.fetch_add(1, Ordering::Relaxed);
+        while met.load(Ordering::Relaxed) < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if group.rank() == 1 {
             // It has other things to do.
             while told.load(Ordering::Relaxed) == 0 {
