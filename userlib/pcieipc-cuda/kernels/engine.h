@@ -139,7 +139,7 @@ PCIEIPC_FN void engine_stream(T t, const Args& a, StreamShared& s) {
   if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
   const Word4 state = load_state(a.state);
   const u32 epoch = state.x;
-  if (state.y != OK) return;
+  if (state.y != OK) { data_has_epoch(t); data_is_done(t); return; }
   data_has_epoch(t);
 
   const u64 tiles = (a.bytes + a.piece - 1) / a.piece, blocks = t.blocks();

@@ -33,7 +33,7 @@ PCIEIPC_FN void oneshot_flow(T t, const Args& a, FlowShared& s) {
       if (i + u * pushers < to) x.load(i + u * pushers, own[u], aligned);
     const Word4 state = load_state(a.state);
     x.epoch = state.x;
-    if (state.y != OK) return;
+    if (state.y != OK) { data_has_epoch(t); return; }
     u8* tx = half_of(a.tx[x.peer(1)], a.layout, x.epoch, x.peer(1), a.rank) + a.layout.lines;
     for (u32 rounds = 1;; rounds++) {
 #pragma unroll
@@ -54,7 +54,7 @@ PCIEIPC_FN void oneshot_flow(T t, const Args& a, FlowShared& s) {
   }
   const Word4 state = load_state(a.state);
   x.epoch = state.x;
-  if (state.y != OK) return;
+  if (state.y != OK) { data_has_epoch(t); return; }
   data_has_epoch(t);
   for (u64 i = from + (t.thread() - pushers); i < to; i += TAKE * takers) {
     u32 own[TAKE][X::WORDS], missing = 0;

@@ -153,7 +153,7 @@ PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
     if (i + u * step < units) x.load(i + u * step, own[u], aligned);
   Word4 state = load_state(a.state);
   x.epoch = state.x;
-  if (state.y != OK) return;
+  if (state.y != OK) { data_has_epoch(t); return; }
 #pragma unroll
   for (u32 u = 0; u < UNROLL; u++)
     if (i + u * step < units) x.send(i + u * step, own[u]);

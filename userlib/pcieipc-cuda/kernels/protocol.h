@@ -256,6 +256,8 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w, X also) {
   if (lane == 0) store_volatile(&a.state->epoch, next_epoch(epoch));
 }
 template <bool WHOLE, class T> PCIEIPC_FN void service(T& t, const Args& a, Watch& w) { service<WHOLE>(t, a, w, Nothing()); }
+// Threads of a block do not all read the same verdict: one may come between. So data warps that find one arrive, too, wherever the service
+// warp may wait for them, before they return.
 template <class T> PCIEIPC_FN void data_has_epoch(T& t) { t.arrive(15, t.data_threads() + t.service_threads()); }
 template <class T> PCIEIPC_FN void data_is_done(T& t) {
   if (t.block() == 0) t.arrive(14, t.data_threads() + t.service_threads());

@@ -145,7 +145,7 @@ PCIEIPC_FN void shares_stream(T t, const Args& a, SharesShared& s) {
   if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
   const Word4 state = load_state(a.state);
   const u32 epoch = state.x;
-  if (state.y != OK) return;
+  if (state.y != OK) { data_has_epoch(t); data_is_done(t); return; }
   data_has_epoch(t);
 
   const u64 round = (u64)a.ranks * a.piece, rounds = (a.bytes + round - 1) / round, blocks = t.blocks();

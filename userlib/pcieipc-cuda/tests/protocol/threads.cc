@@ -168,6 +168,8 @@ int main(int argc, char** argv) {
     const u32 op = for_many(kernel) ? (u32)(random_word() % 5) : 0;
     const u32 absent = mode == "dead" && call == calls / 2 ? ranks - 1 : ranks;
     const bool differs = mode == "short" && call == calls / 2;
+    // The verdict comes while the data threads of a block have not read the state and its service thread has.
+    const bool between = differs && seed % 2 == 0;
     if (absent < ranks)
       for (u32 r = 0; r < ranks; r++) control.deadline_ns[r] = 300000000ull;
     for (auto& rank : all) {
@@ -210,19 +212,26 @@ int main(int argc, char** argv) {
               Host t{&all_blocks[r][b], i, b, BLOCKS, data};
               // The first block lags behind the others at times.
               const u64 seldom = mode == "engine" && b == 0 && call % 4 > 1 ? 128 : 4096;
-              kernel_threads.emplace_back([=, &a] { random_state = own + 4 + 2 * (b * 32 + i); pause_seldom = seldom; run(t, a, kernel); });
+              const u64 late = between && r == 0 && b == 1 && i < data ? 20000 : 0;
+              kernel_threads.emplace_back([=, &a] {
+                random_state = own + 4 + 2 * (b * 32 + i);
+                pause_seldom = seldom;
+                if (late) std::this_thread::sleep_for(std::chrono::microseconds(late));
+                run(t, a, kernel);
+              });
             }
           for (auto& t : kernel_threads) t.join();
           engine.join();
         });
         continue;
       }
-      const u64 late = mode == "late" && r == call % ranks ? random_word() % 3000 : 0;
+      const u64 comes_late = mode == "late" && r == call % ranks ? random_word() % 3000 : 0;
       const u64 seldom = mode == "shares" && r == call % ranks ? 128 : 4096;
       for (u32 b = 0; b < BLOCKS; b++)
         for (u32 i = 0; i <= data; i++) {
           const u64 own = random_word() | 1;
           Host t{&all[r].blocks[b], i, b, BLOCKS, data};
+          const u64 late = between && r == 0 && b == 1 && i < data ? 20000 : comes_late;
           threads.emplace_back([=, &a] {
             random_state = own;
             pause_seldom = seldom;
