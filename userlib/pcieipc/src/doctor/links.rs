@@ -16,19 +16,15 @@ pub(super) fn check(case: &Look<'_>, report: &mut Report) {
         if !case.leads_to_one(index) {
             continue;
         }
-        match (hop.now, hop.best) {
-            (Some(now), Some(best)) => {
-                if now.speed < best.speed {
-                    report.add(slow(case, &hop, now, best));
-                }
-                if now.width < best.width {
-                    report.add(narrow(case, &hop, now, best));
-                }
-                limited_by_port(case, &hop, report);
-            }
-            // Told under what was not checked.
-            _ => {}
+        // What is not known is told under what was not checked.
+        let (Some(now), Some(best)) = (hop.now, hop.best) else { continue };
+        if now.speed < best.speed {
+            report.add(slow(case, &hop, now, best));
         }
+        if now.width < best.width {
+            report.add(narrow(case, &hop, now, best));
+        }
+        limited_by_port(case, &hop, report);
     }
     uplinks(case, report);
 }
