@@ -50,6 +50,8 @@ pub struct World {
     pub flips: bool,
     /// The endpoint, by index, whose engine finishes nothing.
     pub stuck: Option<usize>,
+    /// The endpoint, by index, whose next channel is refused, as in the moment before a reset.
+    pub refused: Option<usize>,
     /// Whose engine was to copy, and how long that might take, in milliseconds.
     pub copies: Vec<(usize, u32)>,
     pub calls: HashMap<&'static str, usize>,
@@ -113,6 +115,7 @@ impl FakeKernel {
                 deaf: false,
                 flips: false,
                 stuck: None,
+                refused: None,
                 copies: Vec::new(),
                 calls: HashMap::new(),
                 endpoints: (0..endpoints).map(endpoint).collect(),
@@ -249,6 +252,10 @@ impl World {
             Call::ChannelCreate(c) => {
                 let endpoint = self.own(fd)?;
                 self.endpoints[endpoint].check()?;
+                if self.refused == Some(endpoint) {
+                    self.refused = None;
+                    return Err(answer(Errno::EIO));
+                }
                 self.last_channel += 1;
                 c.channel = self.last_channel;
                 c.segments = 1;

@@ -47,26 +47,32 @@ pub struct Links {
 }
 
 /// Makes links among `members` (numbers of the meeting, this rank among them).
-pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, mut transport: Box<dyn Join>, deadline: Instant) -> Result<Joined> {
+pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, transport: Result<Box<dyn Join>>, deadline: Instant) -> Result<Joined> {
+    let joined = transport.and_then(|transport| connect(mesh, members, turn, transport, deadline));
+    let why = match &joined {
+        Ok(Joined::Links(_)) => return joined,
+        Ok(Joined::Again { why, .. }) | Err(why) => why.to_string(),
+    };
+    // Whoever goes no further says so: the others would wait for it until the deadline.
+    for contact in members.iter().filter_map(|old| mesh.contacts.get(*old)?.as_ref()) {
+        let _ = contact.send(&Message::Failed { turn, why: why.clone() }, &[]);
+    }
+    joined
+}
+
+fn connect(mesh: &Mesh, members: &[Rank], turn: u32, mut transport: Box<dyn Join>, deadline: Instant) -> Result<Joined> {
     let again = |lost: Rank, silence: Silence| Joined::Again {
         lost: vec![lost],
         why: Error::Meeting(format!("rank {lost} met, but while links were made {silence}")),
     };
     let peers = || members.iter().enumerate().filter_map(|(new, &old)| Some((new, old, mesh.contacts.get(old)?.as_ref()?)));
-    let tell_all = |message: &Message| {
-        for (_, _, contact) in peers() {
-            let _ = contact.send(message, &[]);
-        }
-    };
-    let own = |result: Result<()>| result.inspect_err(|error| tell_all(&Message::Failed { turn, why: error.to_string() }));
     // The lowest member makes the board.
     let (first, mut board) = (members.first().copied().unwrap_or(mesh.rank), None);
     if first == mesh.rank {
-        own(Board::new().map(|b| board = Some(b)))?;
+        board = Some(Board::new()?);
     }
     for (new, old, contact) in peers() {
-        let mut fds = Vec::new();
-        own(transport.offer(new).map(|f| fds = f))?;
+        let fds = transport.offer(new)?;
         let borrowed: Vec<_> = fds.iter().map(|f| f.as_fd()).chain(board.iter().map(Board::file)).collect();
         if let Err(silence) = contact.send(&Message::Offer { turn }, &borrowed) {
             return Ok(again(old, silence));
@@ -82,9 +88,9 @@ pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, mut transport: Box<dyn Joi
                         what: "no board".into(),
                         endpoint: None,
                     });
-                    own(file.and_then(|f| Board::from_peer(mesh.rank, new, f)).map(|b| board = Some(b)))?;
+                    board = Some(Board::from_peer(mesh.rank, new, file?)?);
                 }
-                own(transport.accept(new, contact.life.clone(), fds))?;
+                transport.accept(new, contact.life.clone(), fds)?;
             }
             Next::Message(other, _) => return Ok(again(old, Silence::Nonsense(format!("{other:?}")))),
             Next::Silence(silence) => return Ok(again(old, silence)),
@@ -95,8 +101,10 @@ pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, mut transport: Box<dyn Joi
         return Ok(again(first, Silence::Nonsense("no board".into())));
     };
     let watch = Watch::new(board.clone(), members);
-    let links = transport.finish(watch).inspect_err(|error| tell_all(&Message::Failed { turn, why: error.to_string() }))?;
-    tell_all(&Message::Ready { turn });
+    let links = transport.finish(watch)?;
+    for (_, _, contact) in peers() {
+        let _ = contact.send(&Message::Ready { turn }, &[]);
+    }
     for (_, old, contact) in peers() {
         match next(mesh.rank, old, contact.receive_of_turn(turn, deadline))? {
             Next::Message(Message::Ready { .. }, _) => {}

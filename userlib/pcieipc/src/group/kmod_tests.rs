@@ -196,6 +196,28 @@ fn all_ranks_are_back_when_an_endpoint_recovered_was_reset_or_was_put_back() {
 }
 
 #[test]
+fn nobody_waits_for_a_rank_whose_endpoint_went_while_links_were_made() {
+    let kernel = FakeKernel::new(3);
+    let (calls, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    ranks(&kernel, 3, Mover::Processor, |mut group| {
+        until_an_error(&mut group, &[0, 1, 2], || {
+            if calls.fetch_add(1, Ordering::Relaxed) == 9 {
+                kernel.set_state(2, RECOVERING);
+            }
+        });
+        if failed.fetch_add(1, Ordering::Relaxed) == 2 {
+            kernel.world().refused = Some(1);
+            kernel.renew(2);
+        }
+        let begun = Instant::now();
+        group.recover(PATIENCE).unwrap();
+        assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+        assert_eq!(kernel.world().refused, None);
+        reduces_right(&mut group, &[0, 1, 2], 20_000).unwrap();
+    });
+}
+
+#[test]
 fn a_rank_that_was_left_out_for_its_endpoint_comes_back_later() {
     let kernel = FakeKernel::new(3);
     let (calls, shrunk) = (AtomicUsize::new(0), AtomicUsize::new(0));

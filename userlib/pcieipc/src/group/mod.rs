@@ -367,7 +367,7 @@ impl Group {
         let configuration = options.agreed();
         let mesh = Mesh::meet(Place { directory: &directory, configuration: &configuration }, rank, ranks, deadline)?;
         let members: Vec<Rank> = (0..ranks).collect();
-        match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes)?, deadline)? {
+        match join::join(&mesh, &members, 0, ground.join(rank, ranks, options.ring_bytes), deadline)? {
             Joined::Links(links) => {
                 let mut group = Self::of(options, ground, mesh, links, members, 0)?;
                 group.learn_tree(deadline)?;

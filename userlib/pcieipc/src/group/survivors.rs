@@ -199,8 +199,7 @@ fn await_all(group: &mut Group, everyone: Ranks, present: Ranks, deadline: Insta
 
 fn attempt(mesh: &Mesh, ground: &Ground, ring_bytes: usize, turn: u32, members: &[Rank], by: Instant) -> Result<Joined> {
     let rank = members.iter().position(|&r| r == mesh.rank).ok_or_else(excluded)?;
-    let transport = ground.join(rank, members.len(), ring_bytes)?;
-    join::join(mesh, members, turn, transport, by)
+    join::join(mesh, members, turn, ground.join(rank, members.len(), ring_bytes), by)
 }
 
 /// The new life begins.
