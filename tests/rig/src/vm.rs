@@ -73,15 +73,13 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
     let archive = folder.join("initramfs.cpio");
     initramfs(spec, place, &folder)?.write(&archive)?;
     let (limit, boot) = (Duration::from_secs(spec.guest.timeout) * place.patience, BOOT * place.patience);
-    for _ in 1..BOOTS {
-        match try_once(spec, place, &archive, limit, Some(boot.min(limit)))? {
+    let mut left = BOOTS;
+    loop {
+        left -= 1;
+        match try_once(spec, place, &archive, limit, (left > 0).then_some(boot.min(limit)))? {
             Tried::Judged(verdict) => return Ok(verdict),
             Tried::NotUp(why) => eprintln!("vm {}: {why}; once more", spec.name),
         }
-    }
-    match try_once(spec, place, &archive, limit, None)? {
-        Tried::Judged(verdict) => Ok(verdict),
-        Tried::NotUp(what) => Err(Error::Silent { what, limit }),
     }
 }
 
@@ -92,7 +90,7 @@ enum Tried {
     NotUp(String),
 }
 
-/// [`run`], once. With `boot` the kernel has to come up in this time, and without a complaint.
+/// [`run`], once. With `boot` the kernel has to come up in this time, and without a complaint; without it any machine is judged.
 fn try_once(spec: &Spec, place: &Place, archive: &Path, limit: Duration, boot: Option<Duration>) -> Result<Tried> {
     let folder = place.folder(&spec.name);
     // Paths of Unix sockets are short, the checkout's may be long.

@@ -33,6 +33,7 @@ PCIEIPC_FN void oneshot_flow(T t, const Args& a, FlowShared& s) {
       if (i + u * pushers < to) x.load(i + u * pushers, own[u], aligned);
     const Word4 state = load_state(a.state);
     x.epoch = state.x;
+    // As `data_begins`, but what is on its way is sent first.
     if (state.y != OK) { data_has_epoch(t); return; }
     u8* tx = half_of(a.tx[x.peer(1)], a.layout, x.epoch, x.peer(1), a.rank) + a.layout.lines;
     for (u32 rounds = 1;; rounds++) {
@@ -52,10 +53,7 @@ PCIEIPC_FN void oneshot_flow(T t, const Args& a, FlowShared& s) {
         if (i + u * pushers < to) x.load(i + u * pushers, own[u], aligned);
     }
   }
-  const Word4 state = load_state(a.state);
-  x.epoch = state.x;
-  if (state.y != OK) { data_has_epoch(t); return; }
-  data_has_epoch(t);
+  if (!data_begins<false>(t, a, x.epoch)) return;
   for (u64 i = from + (t.thread() - pushers); i < to; i += TAKE * takers) {
     u32 own[TAKE][X::WORDS], missing = 0;
 #pragma unroll

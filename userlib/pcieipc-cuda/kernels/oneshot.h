@@ -153,6 +153,7 @@ PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
     if (i + u * step < units) x.load(i + u * step, own[u], aligned);
   Word4 state = load_state(a.state);
   x.epoch = state.x;
+  // As `data_begins`, but what is on its way is sent first.
   if (state.y != OK) { data_has_epoch(t); return; }
 #pragma unroll
   for (u32 u = 0; u < UNROLL; u++)

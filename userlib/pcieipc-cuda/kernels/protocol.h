@@ -256,11 +256,19 @@ PCIEIPC_FN void service(T& t, const Args& a, Watch& w, X also) {
   if (lane == 0) store_volatile(&a.state->epoch, next_epoch(epoch));
 }
 template <bool WHOLE, class T> PCIEIPC_FN void service(T& t, const Args& a, Watch& w) { service<WHOLE>(t, a, w, Nothing()); }
-// Threads of a block do not all read the same verdict: one may come between. So data warps that find one arrive, too, wherever the service
-// warp may wait for them, before they return.
 template <class T> PCIEIPC_FN void data_has_epoch(T& t) { t.arrive(15, t.data_threads() + t.service_threads()); }
 template <class T> PCIEIPC_FN void data_is_done(T& t) {
   if (t.block() == 0) t.arrive(14, t.data_threads() + t.service_threads());
+}
+// How a data warp begins: reads the epoch, and false where the verdict is given. Threads of a block do not all read the same: a verdict may
+// come between. So it arrives in any case wherever the service warp, which may have read earlier, waits for it.
+template <bool WHOLE, class T> PCIEIPC_FN bool data_begins(T& t, const Args& a, u32& epoch) {
+  const Word4 state = load_state(a.state);
+  epoch = state.x;
+  data_has_epoch(t);
+  if (state.y == OK) return true;
+  if (WHOLE) data_is_done(t);
+  return false;
 }
 
 }  // namespace pcieipc

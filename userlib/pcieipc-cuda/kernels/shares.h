@@ -143,10 +143,8 @@ PCIEIPC_FN void shares_stream(T t, const Args& a, SharesShared& s) {
   if (a.flags & ARG_NOOP) return;
   Watch w{now_ns(), 0};
   if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
-  const Word4 state = load_state(a.state);
-  const u32 epoch = state.x;
-  if (state.y != OK) { data_has_epoch(t); data_is_done(t); return; }
-  data_has_epoch(t);
+  u32 epoch;
+  if (!data_begins<true>(t, a, epoch)) return;
 
   const u64 round = (u64)a.ranks * a.piece, rounds = (a.bytes + round - 1) / round, blocks = t.blocks();
   const u32 mine = t.block() < rounds ? (u32)((rounds - t.block() + blocks - 1) / blocks) : 0;

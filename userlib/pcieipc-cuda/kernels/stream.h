@@ -208,10 +208,8 @@ PCIEIPC_FN void oneshot_stream(T t, const Args& a, StreamShared& s) {
   if (a.flags & ARG_NOOP) return;
   Watch w{now_ns(), 0};
   if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }
-  Word4 state = load_state(a.state);
-  const u32 epoch = state.x;
-  if (state.y != OK) { data_has_epoch(t); data_is_done(t); return; }
-  data_has_epoch(t);
+  u32 epoch;
+  if (!data_begins<true>(t, a, epoch)) return;
 
   const u64 tiles = (a.bytes + a.piece - 1) / a.piece, blocks = t.blocks();
   const u32 mine = t.block() < tiles ? (u32)((tiles - t.block() + blocks - 1) / blocks) : 0;

@@ -46,7 +46,8 @@ pub struct Links {
     pub board: Arc<Board>,
 }
 
-/// Makes links among `members` (numbers of the meeting, this rank among them).
+/// Makes links among `members` (numbers of the meeting, this rank among them). A rank whose `transport` could not be had tells the
+/// others so, as at every later step at which it gives up.
 pub fn join(mesh: &Mesh, members: &[Rank], turn: u32, transport: Result<Box<dyn Join>>, deadline: Instant) -> Result<Joined> {
     let joined = transport.and_then(|transport| connect(mesh, members, turn, transport, deadline));
     let why = match &joined {

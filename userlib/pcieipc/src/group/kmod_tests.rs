@@ -167,6 +167,24 @@ fn until_an_error(group: &mut Group, members: &[Rank], mut before: impl FnMut())
     }
 }
 
+/// Of three: the others, until the rank that was left out waits for them.
+fn works_without_rank_1(group: &mut Group, shrunk: &AtomicUsize) {
+    assert_eq!(group.members(), [0, 2]);
+    reduces_right(group, &[0, 2], 1000).unwrap();
+    shrunk.fetch_add(1, Ordering::Relaxed);
+    // Both learn in the same call that somebody waits.
+    while group.agree(true, PATIENCE).unwrap().returned.is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// And the one that was left out.
+fn until_both_shrank(shrunk: &AtomicUsize) {
+    while shrunk.load(Ordering::Relaxed) < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn all_ranks_are_back_when_an_endpoint_recovered_was_reset_or_was_put_back() {
     for (away, back) in [(RECOVERING, FakeKernel::renew as fn(&FakeKernel, usize)), (GONE, FakeKernel::put_back)] {
@@ -230,19 +248,11 @@ fn a_rank_that_was_left_out_for_its_endpoint_comes_back_later() {
         if group.rank() == 1 {
             assert!(matches!(group.shrink(PATIENCE), Err(Error::EndpointGone { peer: 1, .. })));
             assert!(group.is_excluded());
-            while shrunk.load(Ordering::Relaxed) < 2 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            until_both_shrank(&shrunk);
             kernel.put_back(1);
         } else {
             group.shrink(PATIENCE).unwrap();
-            assert_eq!(group.members(), [0, 2]);
-            reduces_right(&mut group, &[0, 2], 1000).unwrap();
-            shrunk.fetch_add(1, Ordering::Relaxed);
-            // Both learn in the same call that somebody waits.
-            while group.agree(true, PATIENCE).unwrap().returned.is_empty() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            works_without_rank_1(&mut group, &shrunk);
         }
         group.recover(PATIENCE).unwrap();
         assert_eq!(group.members(), [0, 1, 2]);
@@ -414,18 +424,11 @@ fn a_rank_whose_engine_does_nothing_is_known_to_all_left_out_and_back_when_its_e
             // It lives, in the same generation, and still does nothing.
             let error = group.recover(Duration::from_millis(300)).unwrap_err();
             assert!(matches!(error, Error::EndpointGone { peer: 1, .. }), "{error}");
-            while shrunk.load(Ordering::Relaxed) < 2 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            until_both_shrank(&shrunk);
             kernel.world().stuck = None;
         } else {
             result.unwrap();
-            assert_eq!(group.members(), [0, 2]);
-            reduces_right(&mut group, &[0, 2], 1000).unwrap();
-            shrunk.fetch_add(1, Ordering::Relaxed);
-            while group.agree(true, PATIENCE).unwrap().returned.is_empty() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            works_without_rank_1(&mut group, &shrunk);
         }
         group.recover(PATIENCE).unwrap();
         assert_eq!(group.members(), [0, 1, 2]);
