@@ -33,36 +33,32 @@ mod engine;
 mod exchange;
 #[cfg(test)]
 mod fault_tests;
+mod ground;
 mod join;
 mod join_kmod;
 #[cfg(test)]
 mod kmod_tests;
+mod links;
 mod mesh;
 mod message;
 mod near;
 #[cfg(test)]
 mod near_tests;
+mod options;
 mod policy;
 mod start;
 mod survivors;
 mod threads;
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::{
     device::{Event, Session},
     error::{Error, Rank, Result},
-    executor::{Executor, MAX_RANKS, Options as ExecutorOptions, Trace, Volume},
+    executor::{Executor, Trace, Volume},
     link::Links,
     plan::Shares,
     reduce::{Element, Kind, Op},
-    sys::Bell,
-    topology::{Address, Live},
-    transport::{RankLinks, Wire, shm},
-    tune,
 };
 
 pub use agree::{Aborter, Agreement};
@@ -70,11 +66,13 @@ use clock::Clock;
 use council::Council;
 use directory::Directory;
 use engine::{Calls, Engine};
-use join::{Join, JoinShm, Joined};
+use ground::Ground;
+use join::Joined;
 pub use join_kmod::KmodOptions;
-use join_kmod::{JoinKmod, Taken};
+pub use links::GroupLinks;
 use mesh::{Mesh, Place};
 pub use near::Host;
+pub use options::{GroupOptions, Transport};
 pub use policy::{Mended, Policy};
 pub use threads::of_threads;
 
@@ -86,233 +84,6 @@ pub(crate) use deaths::step;
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn step() {}
-
-/// What a group can do with its links beyond [`Links`].
-pub trait GroupLinks: Links + Send + std::fmt::Debug {
-    /// What happened until now.
-    fn counters(&self) -> Counters;
-    /// Makes the calls of all peers fail with this reason.
-    fn abort(&mut self, why: &str);
-    /// Ranks that can not go on.
-    fn lost(&self) -> Vec<Rank>;
-    /// Ranks whose endpoint is not live in the generation that the group met with.
-    fn not_live(&self) -> Vec<Rank>;
-    /// Whether this rank's own endpoint does not do what it is told, though its status says that it lives.
-    fn is_idle(&self) -> bool;
-    /// What the link of each rank carries, where links limit the collectives.
-    fn rates(&self) -> Option<Vec<f64>>;
-    /// Links that are slower or narrower than when these were made.
-    fn degraded(&self) -> Vec<Degraded>;
-    /// Says to the peers that this rank leaves in order.
-    fn leave(&mut self);
-    /// What the kernel said since the last call.
-    fn events(&mut self) -> Vec<Event>;
-    /// What wakes this rank from its sleep on these links, for another thread; nothing when it can not be had.
-    fn waker(&self) -> Option<Bell>;
-}
-
-impl<W: Wire> GroupLinks for RankLinks<W> {
-    fn counters(&self) -> Counters {
-        Self::counters(self)
-    }
-    fn abort(&mut self, why: &str) {
-        Self::abort(self, why);
-    }
-    fn lost(&self) -> Vec<Rank> {
-        Self::lost(self)
-    }
-    fn not_live(&self) -> Vec<Rank> {
-        Self::not_live(self)
-    }
-    fn is_idle(&self) -> bool {
-        self.wire().is_idle()
-    }
-    fn rates(&self) -> Option<Vec<f64>> {
-        self.wire().rates()
-    }
-    fn degraded(&self) -> Vec<Degraded> {
-        self.wire().degraded()
-    }
-    fn leave(&mut self) {
-        Self::leave(self);
-    }
-    fn events(&mut self) -> Vec<Event> {
-        self.wire_mut().events()
-    }
-    fn waker(&self) -> Option<Bell> {
-        Self::waker(self)
-    }
-}
-
-/// How the ranks of a group reach each other.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum Transport {
-    /// Shared memory between processes; no module, no hardware.
-    Shm,
-    /// Channels of `/dev/pcieipc`, each rank with an endpoint of its own.
-    Kmod(KmodOptions),
-}
-
-impl Transport {
-    /// The name as the command and reports write it.
-    ///
-    /// ```
-    /// assert_eq!(pcieipc::group::Transport::Shm.name(), "shm");
-    /// ```
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Kmod(_) => "kmod",
-        }
-    }
-
-    /// Whether the ranks look at the PCIe tree when they meet.
-    fn follows_tree(&self) -> bool {
-        matches!(self, Self::Kmod(options) if options.host.is_some())
-    }
-
-    /// What has to be there before links can be made, and outlives them.
-    fn ground(&self, rank: Rank, ranks: usize, returning: bool) -> Result<Ground> {
-        match self {
-            Self::Shm => Ok(Ground::Shm),
-            Self::Kmod(options) => Ok(Ground::Kmod(options.clone(), options.attach(rank, ranks, returning)?)),
-        }
-    }
-
-    /// Like [`Transport::ground`], in place of a process that may not have let go of its endpoint yet.
-    fn ground_by(&self, rank: Rank, ranks: usize, deadline: Instant) -> Result<Ground> {
-        loop {
-            match self.ground(rank, ranks, true) {
-                Err(Error::Device(_) | Error::Argument(_)) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                result => return result,
-            }
-        }
-    }
-}
-
-/// What a rank's links stand on.
-#[derive(Debug)]
-enum Ground {
-    Shm,
-    Kmod(KmodOptions, Taken),
-}
-
-impl Ground {
-    fn join(&self, rank: Rank, ranks: usize, ring_bytes: usize) -> Result<Box<dyn Join>> {
-        Ok(match self {
-            Self::Shm => Box::new(JoinShm::new(rank, ranks, ring_bytes)?),
-            Self::Kmod(options, taken) => Box::new(JoinKmod::new(rank, ranks, ring_bytes, options, taken.session.clone())?),
-        })
-    }
-
-    /// What it holds lives and does nothing, so it is tried out before it is used again.
-    fn suspect(&mut self) {
-        if let Self::Kmod(_, taken) = self {
-            taken.suspect();
-        }
-    }
-
-    /// Waits until it holds again what it held: an endpoint that recovers, or its next life.
-    fn restore(&mut self, rank: Rank, by: Instant) -> Result<()> {
-        match self {
-            Self::Shm => Ok(()),
-            Self::Kmod(options, taken) => taken.restore(options, rank, by),
-        }
-    }
-}
-
-/// What a rank brings to a meeting.
-#[derive(Debug, Clone)]
-pub struct GroupOptions {
-    /// This rank, from 0.
-    pub rank: Rank,
-    /// How many ranks there are, 1 to 16.
-    pub ranks: usize,
-    /// The directory in which they meet: made with mode 0700 if it is not there. One group at a time meets in it.
-    pub directory: PathBuf,
-    /// How they reach each other; the same on all ranks.
-    pub transport: Transport,
-    /// Data area of the ring from each rank to each other one, in bytes: a power of two, at least 16 KiB; the same on all ranks.
-    pub ring_bytes: usize,
-    /// How long the meeting may take.
-    pub meeting_timeout: Duration,
-    /// How collectives are run; the same on all ranks.
-    pub executor: ExecutorOptions,
-    /// Whether a thread of the group goes on with calls in flight while the caller computes. Ranks may differ in it.
-    pub helper_thread: bool,
-    /// What [`Group::mend`] does after an error; the same on all ranks.
-    pub policy: Policy,
-    /// Further names and values that must be the same on all ranks, such as a model's name; compared when they meet.
-    pub configuration: Vec<(String, String)>,
-}
-
-impl GroupOptions {
-    /// Shared memory, rings of 1 MiB, 30 s to meet.
-    ///
-    /// ```
-    /// use pcieipc::group::GroupOptions;
-    ///
-    /// let options = GroupOptions { ring_bytes: 4 << 20, ..GroupOptions::new(0, 2, "/run/user/1000/my-group") };
-    /// assert_eq!(options.transport.name(), "shm");
-    /// ```
-    pub fn new(rank: Rank, ranks: usize, directory: impl Into<PathBuf>) -> Self {
-        Self {
-            rank,
-            ranks,
-            directory: directory.into(),
-            transport: Transport::Shm,
-            ring_bytes: 1 << 20,
-            meeting_timeout: Duration::from_secs(30),
-            executor: ExecutorOptions::default(),
-            helper_thread: false,
-            policy: Policy::default(),
-            configuration: Vec::new(),
-        }
-    }
-
-    /// With the calibration that `pcieipc tune` has stored for this machine and these endpoints (none over shared memory), if
-    /// there is one. All ranks must find the same one; they compare it when they meet.
-    ///
-    /// ```
-    /// use pcieipc::group::GroupOptions;
-    ///
-    /// let options = GroupOptions::new(0, 2, "/run/user/1000/my-group").tuned(&[]);
-    /// if options.executor.calibration.is_none() {
-    ///     println!("nothing is stored; run `pcieipc tune`");
-    /// }
-    /// ```
-    pub fn tuned(mut self, endpoints: &[Address]) -> Self {
-        self.executor.calibration = tune::stored(&tune::key(&Live::default(), endpoints));
-        self
-    }
-
-    /// Rank and number of ranks, if they are possible.
-    fn checked(&self) -> Result<(Rank, usize)> {
-        let (rank, ranks) = (self.rank, self.ranks);
-        if ranks == 0 || ranks > MAX_RANKS || rank >= ranks {
-            return Err(Error::Argument(format!("rank {rank} of {ranks}: a group has 1 to {MAX_RANKS} ranks, counted from 0")));
-        }
-        shm::check_size(self.ring_bytes)?;
-        Ok((rank, ranks))
-    }
-
-    /// Everything that ranks must agree on.
-    fn agreed(&self) -> Vec<(String, String)> {
-        let mut entries = vec![
-            ("library".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-            ("transport".to_owned(), self.transport.name().to_owned()),
-            ("ring_bytes".to_owned(), self.ring_bytes.to_string()),
-            ("executor".to_owned(), format!("{:?}", self.executor)),
-            ("follows the tree".to_owned(), self.transport.follows_tree().to_string()),
-            ("policy".to_owned(), format!("{:?}", self.policy)),
-        ];
-        entries.extend(self.configuration.iter().cloned());
-        entries
-    }
-}
 
 /// One rank's membership in a group. Dropping it leaves the group in order; a process that ends without that counts as died.
 #[derive(Debug)]
