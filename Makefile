@@ -65,6 +65,10 @@ install: ## install what was built, and the module's sources for DKMS; DESTDIR, 
 uninstall: ## take away what install put there
 	@scripts/install --uninstall
 
+.PHONY: deb
+deb: ## build Debian packages in target/deb, and check them with lintian
+	@scripts/build-deb
+
 .PHONY: dist
 dist: ## pack the sources in target/dist, the same bytes each time, with a list of what they contain
 	@scripts/dist

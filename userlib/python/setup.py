@@ -33,10 +33,8 @@ def programs(scratch: Path) -> Path:
     if not shutil.which("cargo"):
         raise SystemExit("building pcieipc needs Rust 1.85 or newer (cargo is not there), or PCIEIPC_PREBUILT=DIR with what was built elsewhere")
     target = Path(os.environ.get("CARGO_TARGET_DIR", USERLIB / "target"))
+    # The command is built with it.
     subprocess.run([str(REPO / "scripts" / "build-capi"), str(scratch)], check=True)
-    subprocess.run(
-        ["cargo", "build", "--locked", "--release", "--manifest-path", str(USERLIB / "Cargo.toml"), "-p", "pcieipc-cli"], check=True
-    )
     shutil.copy2(target / "release" / "pcieipc", scratch / "pcieipc")
     return scratch
 
