@@ -51,9 +51,10 @@ impl Charge {
         let charge = Self { user, pages: pages as i64, bytes };
         let held = charge.counter().fetch_add(charge.pages, Relaxed) + charge.pages;
         let limit = inline::memlock_limit();
+        // Asked only where it matters: the question is audited, and an answer of no would be on record for nothing.
         // SAFETY: Asks about the calling task.
-        let unlimited = unsafe { bindings::capable(bindings::CAP_IPC_LOCK as i32) };
-        if held as u64 > (limit / PAGE_SIZE) as u64 && !unlimited {
+        let unlimited = || unsafe { bindings::capable(bindings::CAP_IPC_LOCK as i32) };
+        if held as u64 > (limit / PAGE_SIZE) as u64 && !unlimited() {
             limits::say(|| {
                 pr_info!(
                     "refused {bytes} bytes: over RLIMIT_MEMLOCK of {limit} bytes (ulimit -l), {} in use by this user\n",

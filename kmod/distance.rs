@@ -97,8 +97,10 @@ pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_d
     let meeting = up.ports.iter().enumerate().find_map(|(hops, port)| Some((hops, down.position(*port)?)));
     let mut reasons = 0;
     let (rise, fall) = meeting.unwrap_or((up.ports.len(), down.ports.len()));
-    // SAFETY: As above. Only ports below the meeting point decide.
-    let redirected = unsafe { up.redirects(rise) || down.redirects(fall) };
+    // Ports up to where the paths meet decide, that one included: it is the only port between two functions of a card, and the
+    // kernel's own answer, `p2p`, counts it too.
+    // SAFETY: As above.
+    let redirected = unsafe { up.redirects(rise + 1) || down.redirects(fall) };
     if from.identity.address >> 3 == to.identity.address >> 3 {
         reasons |= uapi::PCIEIPC_FAR_SAME_FUNCTION_CARD;
     }
