@@ -124,7 +124,7 @@
  * @caps: out: PCIEIPC_CAP_*
  * @max_channel_bytes: out: largest data area of one channel
  * @max_session_bytes: out: largest sum of data areas of one session
- * @max_total_bytes: out: largest sum of data areas of all sessions
+ * @max_total_bytes: out: largest sum of what all sessions' channels are charged for: data, head and tail
  * @max_channels: out: most channels of one session, made and imported
  * @max_copy_bytes: out: most bytes of one PCIEIPC_IOCTL_COPY
  * @max_endpoints: out: most endpoints
