@@ -4,6 +4,8 @@
 use std::{fs, process::ExitCode, thread, time::Duration};
 
 use guest::{
+    abi::pcieipc_channel,
+    call::{Record, number},
     ktap, machine,
     mapping::PAGE,
     promises,
@@ -102,12 +104,46 @@ fn channels_give_all_their_memory_back() {
     assert!(returned, "{} MiB less than before", (before - available()) >> 20);
 }
 
+fn limits_are_what_the_parameters_say_in_query_and_in_fact() {
+    machine::reload(
+        c"max_channel_bytes=65536 max_session_bytes=163840 max_total_bytes=327680 max_channels=3 event_queue=32 \
+          doorbells_per_second=77 correctable_per_second=3 link_sample_ms=50",
+    );
+    {
+        let [one, two] = [0, 1].map(Session::nth);
+        let told = one.node.query();
+        assert_eq!((told.max_channel_bytes, told.max_session_bytes, told.max_total_bytes), (64 << 10, 160 << 10, 320 << 10));
+        assert_eq!((told.max_channels, told.event_queue, told.doorbells_per_second), (3, 32, 77));
+        assert_eq!((told.correctable_per_second, told.link_sample_ms), (3, 50));
+        let make = |session: &Session, kib: u64| session.create(kib << 10, 0).map(|channel| channel.id());
+        let end = |session: &Session, channel| {
+            let mut ended = pcieipc_channel { channel, ..Record::new() };
+            session.node.call(number::CHANNEL_DESTROY, &mut ended).unwrap();
+        };
+        assert_eq!(make(&one, 128), Err(Errno::ENOSPC), "a channel over its limit");
+        make(&one, 64).unwrap();
+        make(&one, 64).unwrap();
+        assert_eq!(make(&one, 64), Err(Errno::ENOSPC), "a session over its limit");
+        end(&one, make(&one, 32).unwrap());
+        make(&one, 4).unwrap();
+        assert_eq!(make(&one, 4), Err(Errno::ENOSPC), "a fourth channel");
+        // What counts for all is data, head and tail: 156 KiB so far.
+        make(&two, 64).unwrap();
+        make(&two, 64).unwrap();
+        assert_eq!(make(&two, 16), Err(Errno::ENOSPC), "all over their limit");
+        assert_eq!(machine::module_state("channel bytes"), 300 << 10, "a refusal charges nothing");
+        make(&two, 8).unwrap();
+    }
+    machine::reload(c"");
+}
+
 fn main() -> ExitCode {
     ktap::main(
         promises![
             channels_give_all_their_memory_back,
             rmmod_is_refused_while_anything_is_open_and_succeeds_after,
             the_module_loads_and_unloads_again_and_again_and_works_each_time,
+            limits_are_what_the_parameters_say_in_query_and_in_fact,
         ],
         machine::repair,
     )

@@ -137,6 +137,47 @@ fn a_writer_in_another_process_wakes_the_reader_and_its_data_is_there() {
     }
 }
 
+fn writers_in_three_processes_have_a_channel_each_on_one_reader() {
+    const ROUNDS: u64 = 30;
+    let session = Session::nth(0);
+    let channels: Vec<_> = (0..3).map(|vector| session.create(4 * PAGE as u64, vector).unwrap()).collect();
+    let eventfds: Vec<EventFd> = (0..3).map(|vector| session.eventfd(vector)).collect();
+    let read: Vec<_> = channels.iter().map(|channel| (channel.data(), channel.tail(), channel.head())).collect();
+    let exports: Vec<Export> = channels.iter().map(|channel| channel.export().unwrap()).collect();
+    let mut children = Vec::new();
+    for (number, export) in exports.iter().enumerate() {
+        // SAFETY: the child uses only memory and descriptors of its own, and leaves without unwinding.
+        if let ForkResult::Parent { child } = unsafe { fork() }.unwrap() {
+            children.push(child);
+            continue;
+        }
+        let [data, tail, head, _] = export.maps();
+        for round in 1..=ROUNDS {
+            data.fill(round * 3 + number as u64);
+            tail.store(0, round);
+            let seen = export.ring().is_ok() && wait::until(SOON, || head.load(0) == round);
+            if !seen {
+                // SAFETY: leaves at once.
+                unsafe { libc::_exit(1) }
+            }
+        }
+        // SAFETY: leaves at once.
+        unsafe { libc::_exit(0) }
+    }
+    for round in 1..=ROUNDS {
+        // Each writes at its own pace; nobody overwrites what another wrote.
+        for (number, ((data, tail, head), eventfd)) in read.iter().zip(&eventfds).enumerate() {
+            assert_eq!(signals(eventfd, SOON), 1, "writer {number}, round {round}");
+            assert_eq!((tail.load(0), data.differences(round * 3 + number as u64)), (round, 0), "writer {number}");
+            head.store(0, round);
+        }
+    }
+    for child in children {
+        assert_eq!(waitpid(child, None), Ok(nix::sys::wait::WaitStatus::Exited(child, 0)));
+    }
+    assert_eq!(session.session_state().unwrap().channels, 3);
+}
+
 fn freed_space_wakes_a_writer_in_poll_and_on_its_eventfd() {
     let session = Session::nth(0);
     let channel = session.create(PAGE as u64, 0).unwrap();
@@ -265,6 +306,7 @@ fn main() -> ExitCode {
             a_blocked_reader_of_an_eventfd_wakes,
             epoll_wakes_once_for_each_vector_that_rang,
             a_writer_in_another_process_wakes_the_reader_and_its_data_is_there,
+            writers_in_three_processes_have_a_channel_each_on_one_reader,
             freed_space_wakes_a_writer_in_poll_and_on_its_eventfd,
             a_masked_vector_counts_and_signals_once_when_unmasked,
             without_an_eventfd_nothing_is_signalled_any_more,
