@@ -15,6 +15,9 @@ pub struct Machine {
     pub cpus: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// Memory nodes that processors and memory are divided among; with more than one, each is a socket, and root port `n` belongs to
+    /// node `n` modulo their number.
+    pub nodes: u32,
     /// How many soft endpoints sit behind each switch, one switch an entry.
     pub switches: Vec<u32>,
     /// How many soft endpoints sit directly on root ports.
@@ -46,6 +49,7 @@ impl Default for Machine {
         Machine {
             cpus: 2,
             memory_mib: 2048,
+            nodes: 1,
             switches: Vec::new(),
             ports: 0,
             cards: Vec::new(),
@@ -90,15 +94,31 @@ impl Machine {
         let mut arguments = Arguments::default();
         // The endpoints' server maps the guest's memory, so it must be a shared file.
         let split = if self.iommu { ",kernel-irqchip=split" } else { "" };
-        // A machine with NUMA nodes brings its own memory, and QEMU takes it from one place only.
-        if self.qemu.iter().any(|argument| argument == "-numa") {
-            arguments.pair("-machine", format!("q35{split}"));
-        } else {
-            arguments.pair("-machine", format!("q35,memory-backend=mem{split}"));
-            arguments.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
-        }
+        let memory = |id: &str, mib: u32| format!("memory-backend-memfd,id={id},size={mib}M,share=on");
         arguments.pair("-m", format!("{}M", self.memory_mib));
-        arguments.pair("-smp", self.cpus.to_string());
+        if self.nodes > 1 {
+            arguments.pair("-machine", format!("q35{split}"));
+            arguments.pair("-smp", format!("{},sockets={}", self.cpus, self.nodes));
+            for node in 0..self.nodes {
+                arguments.pair("-object", memory(&format!("mem{node}"), self.memory_mib / self.nodes));
+                arguments.pair("-numa", format!("node,nodeid={node},memdev=mem{node}"));
+                arguments.pair("-numa", format!("cpu,node-id={node},socket-id={node}"));
+            }
+            // The machine's own host bridge belongs to no node.
+            for node in 0..self.nodes {
+                let first_bus = 256 / (self.nodes + 1) * (node + 1);
+                arguments.device(&format!("pxb-pcie,id=host{node},bus=pcie.0,bus_nr={first_bus},numa_node={node}"));
+            }
+        } else {
+            arguments.pair("-smp", self.cpus.to_string());
+            // A machine with nodes of its own making brings its own memory, and QEMU takes it from one place only.
+            if self.qemu.iter().any(|argument| argument == "-numa") {
+                arguments.pair("-machine", format!("q35{split}"));
+            } else {
+                arguments.pair("-machine", format!("q35,memory-backend=mem{split}"));
+                arguments.pair("-object", memory("mem", self.memory_mib));
+            }
+        }
         if self.native_hotplug {
             arguments.pair("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off");
         }
@@ -116,9 +136,10 @@ impl Machine {
                 endpoint += 1;
             }
         }
-        for _ in 0..self.ports {
+        for port in 0..self.ports {
+            let bus = if self.nodes > 1 { format!("host{}", port % self.nodes) } else { "pcie.0".into() };
             // Without an explicit link a bare root port never reports an active link, and recovery from a fatal error fails.
-            arguments.device(&format!("pcie-root-port,id=port{endpoint},bus=pcie.0,{},{}", ports.next(), self.port_link));
+            arguments.device(&format!("pcie-root-port,id=port{endpoint},bus={bus},{},{}", ports.next(), self.port_link));
             arguments.endpoint(endpoint, sockets);
             endpoint += 1;
         }
@@ -203,5 +224,16 @@ mod tests {
         }
         assert!(!arguments.iter().any(|argument| argument.contains("ep5")));
         assert!(arguments.iter().any(|argument| argument.starts_with("xio3130-downstream,id=port2,bus=up1")));
+    }
+
+    #[test]
+    fn nodes_divide_memory_processors_and_root_ports() {
+        let machine = Machine { nodes: 2, ports: 3, memory_mib: 1024, ..Machine::default() };
+        let arguments = machine.qemu_arguments(Path::new("/s"));
+        let has = |start: &str| arguments.iter().any(|argument| argument.starts_with(start));
+        assert!(has("2,sockets=2") && has("memory-backend-memfd,id=mem1,size=512M") && !has("q35,memory-backend"));
+        assert!(has("node,nodeid=1,memdev=mem1") && has("cpu,node-id=1,socket-id=1"));
+        assert!(has("pxb-pcie,id=host0,bus=pcie.0,bus_nr=85,numa_node=0") && has("pxb-pcie,id=host1,bus=pcie.0,bus_nr=170"));
+        assert!(has("pcie-root-port,id=port1,bus=host1") && has("pcie-root-port,id=port2,bus=host0"));
     }
 }

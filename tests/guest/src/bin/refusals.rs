@@ -247,6 +247,28 @@ fn a_channel_has_one_writer_at_a_time() {
     channel.export().unwrap();
 }
 
+fn a_channel_is_imported_seven_times_and_no_more() {
+    const MOST: usize = 7;
+    let [reader, writer] = [0, 1].map(Session::nth);
+    let channel = reader.create(PAGE as u64, 0).unwrap();
+    let export = channel.export().unwrap();
+    let import = || {
+        let mut import = pcieipc_channel_fd { fd: export.as_fd().as_raw_fd(), ..Record::new() };
+        writer.node.call(number::CHANNEL_IMPORT, &mut import).map(|()| import.channel)
+    };
+    let end = |channel| {
+        writer.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel, ..Record::new() });
+    };
+    let mut ids: Vec<u32> = (0..MOST).map(|_| import().unwrap()).collect();
+    assert_eq!(import(), Err(Errno::ENOSPC));
+    assert_eq!(writer.session_state().unwrap().channels as usize, MOST);
+    end(ids.remove(3));
+    ids.push(import().expect("one ended"));
+    assert_eq!(import(), Err(Errno::ENOSPC));
+    ids.into_iter().for_each(end);
+    import().expect("all ended");
+}
+
 fn descriptors_of_the_wrong_kind_are_refused() {
     let session = Session::nth(0);
     let pipe = nix::unistd::pipe().unwrap();
@@ -439,6 +461,7 @@ fn main() -> ExitCode {
             an_endpoint_has_one_session_and_a_session_one_endpoint,
             channels_of_impossible_sizes_and_vectors_are_refused,
             a_channel_has_one_writer_at_a_time,
+            a_channel_is_imported_seven_times_and_no_more,
             descriptors_of_the_wrong_kind_are_refused,
             copies_outside_their_channels_are_refused,
             mappings_allow_what_the_side_may_do_and_no_more,
