@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Measuring collectives: one process a rank, checked results, comparable times.
 
+mod answers;
 mod contest;
 mod peers;
 pub mod picture;
@@ -93,7 +94,7 @@ pub struct Job {
 pub struct Timing {
     /// Seconds a call on the slowest rank: the median of five repeats.
     pub seconds: f64,
-    /// Elements of all ranks that are not what they must be.
+    /// Elements of all ranks that are not what they must be, before and after what is timed.
     pub wrong: u64,
     /// Bytes stored (to rings, buffers and scratch memory) for each byte of a rank's result, as counted where they are stored.
     pub stored: f64,
@@ -186,5 +187,27 @@ impl Drop for Crew {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// A job for tests of what is made of its rows.
+#[cfg(test)]
+fn sample(collective: &str, ranks: usize) -> Job {
+    Job {
+        ranks,
+        over: Over::Shm,
+        collective: collective.into(),
+        kind: "f32".into(),
+        op: "sum".into(),
+        root: 1,
+        algorithm: None,
+        calibration: None,
+        checked: false,
+        memory: Memory::Ordinary,
+        sizes: vec![],
+        time: Duration::ZERO,
+        check: true,
+        limit: false,
+        trace: None,
     }
 }

@@ -15,14 +15,18 @@ use pcieipc::{
     device::EndpointId,
     group::{Group, GroupOptions, Host, KmodOptions, Transport},
     plan::{Collective, Form},
-    reduce::{Element, In, Isa, Kind, Op, Out, fold},
+    reduce::{In, Isa, Kind, Op, Out, fold},
     registered::Registered,
     sys,
     transport::kmod,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Job, Memory, Over, Row, Timing, trace};
+use super::{
+    Job, Memory, Over, Row, Timing,
+    answers::{Answers, Number},
+    trace,
+};
 use crate::{failure::Failure, ranks::Mover};
 
 const REPEATS: usize = 5;
@@ -58,21 +62,6 @@ pub fn take(seat: &Seat) -> std::result::Result<(), Failure> {
         Kind::U16 => measure::<u16>(seat),
         Kind::U32 => measure::<u32>(seat),
         Kind::U64 => measure::<u64>(seat),
-    }
-}
-
-/// An element that small whole numbers can be made of.
-pub(super) trait Number: Element + PartialEq + Default {
-    fn of(value: u8) -> Self;
-}
-
-macro_rules! numbers {
-    ($($t:ty),*) => { $(impl Number for $t { fn of(value: u8) -> Self { Self::from(value) } })* };
-}
-numbers!(f64, f32, f16, bf16, i16, i32, i64, u8, u16, u32, u64);
-impl Number for i8 {
-    fn of(value: u8) -> Self {
-        value as i8
     }
 }
 
@@ -173,19 +162,19 @@ impl Bench {
         let (input, mut output) = self.buffers::<T>(count, block);
         let (collective, op, root) = (self.collective, self.op, self.root);
         let two = |group: &mut Group, output: &mut Vec<T>| two(group, collective, op, root, &input, output);
-        row.out_of_place = Some(self.time(&mut output, |_| (), two)?);
+        row.out_of_place = Some(self.time(&mut output, None, two)?);
         let mut buffer = output;
         row.in_place = match collective {
-            Collective::AllReduce => Some(self.time(
-                &mut buffer,
-                |b| b.copy_from_slice(&input),
-                |group, b: &mut Vec<T>| group.all_reduce(b, op, WAIT),
-            )?),
-            Collective::Broadcast => Some(self.time(
-                &mut buffer,
-                |b| b.copy_from_slice(&input),
-                |group, b: &mut Vec<T>| group.broadcast(b, root, WAIT),
-            )?),
+            Collective::AllReduce => {
+                Some(self.time(&mut buffer, Some(&|b: &mut Vec<T>| b.copy_from_slice(&input)), |group, b: &mut Vec<T>| {
+                    group.all_reduce(b, op, WAIT)
+                })?)
+            }
+            Collective::Broadcast => {
+                Some(self.time(&mut buffer, Some(&|b: &mut Vec<T>| b.copy_from_slice(&input)), |group, b: &mut Vec<T>| {
+                    group.broadcast(b, root, WAIT)
+                })?)
+            }
             _ => None,
         };
         Ok(row)
@@ -201,6 +190,11 @@ impl Bench {
         (block * blocks, block)
     }
 
+    fn answers(&self) -> Answers {
+        let (ranks, rank) = (self.group.ranks(), self.group.rank());
+        Answers { collective: self.collective, op: self.op, root: self.root, ranks, rank }
+    }
+
     /// This rank's input and room for its output.
     pub(super) fn buffers<T: Number>(&self, count: usize, block: usize) -> (Vec<T>, Vec<T>) {
         let (ins, outs) = match self.collective {
@@ -208,7 +202,7 @@ impl Bench {
             Collective::AllGather => (block, count),
             _ => (count, count),
         };
-        (self.inputs(ins), vec![T::default(); outs])
+        (self.answers().inputs(ins), vec![T::default(); outs])
     }
 
     /// Fills in what takes registered buffers: in place, but for a reduce-scatter, whose output is its own.
@@ -216,33 +210,37 @@ impl Bench {
         let (collective, op, root) = (self.collective, self.op, self.root);
         let mut buffer = self.group.register::<T>(row.count, WAIT)?;
         if collective == Collective::ReduceScatter {
-            buffer.copy_from_slice(&self.inputs(row.count));
+            buffer.copy_from_slice(&self.answers().inputs(row.count));
             let mut output = vec![T::default(); block];
             let call = |group: &mut Group, output: &mut Vec<T>| straight(group, collective, op, root, &mut buffer, output);
-            row.out_of_place = Some(self.time(&mut output, |_| (), call)?);
+            row.out_of_place = Some(self.time(&mut output, None, call)?);
             return Ok(());
         }
         let (at, input) = match collective {
-            Collective::AllGather => (self.group.rank() * block, self.inputs(block)),
-            _ => (0, self.inputs(row.count)),
+            Collective::AllGather => (self.group.rank() * block, self.answers().inputs(block)),
+            _ => (0, self.answers().inputs(row.count)),
         };
         let prepare = |b: &mut Registered<T>| b[at..][..input.len()].copy_from_slice(&input);
         let call = |group: &mut Group, b: &mut Registered<T>| straight(group, collective, op, root, b, &mut []);
-        row.in_place = Some(self.time(&mut buffer, prepare, call)?);
+        row.in_place = Some(self.time(&mut buffer, Some(&prepare), call)?);
         Ok(())
     }
 
-    /// Checks one call, then times many.
+    /// Checks one call, times many, and checks again: what the last of them left, or, where a call's output is its input and so that of
+    /// the next, one more call on what `prepare` makes of it.
     fn time<T: Number, B: std::ops::Deref<Target = [T]>>(
         &mut self,
         buffer: &mut B,
-        prepare: impl Fn(&mut B),
+        prepare: Option<&dyn Fn(&mut B)>,
         mut call: impl FnMut(&mut Group, &mut B) -> Result<()>,
     ) -> Result<Timing> {
-        prepare(buffer);
+        let answers = self.answers();
+        if let Some(prepare) = prepare {
+            prepare(buffer);
+        }
         self.group.barrier(WAIT)?;
         call(&mut self.group, buffer)?;
-        let wrong = if self.check { self.wrong(buffer) } else { 0 };
+        let mut wrong = if self.check { answers.wrong(buffer) } else { 0 };
         let begun = Instant::now();
         for _ in 0..3 {
             call(&mut self.group, buffer)?;
@@ -267,6 +265,14 @@ impl Bench {
             call(&mut self.group, buffer)?;
         }
         let totals = self.group.stop_trace().map(|t| t.totals()).unwrap_or_default();
+        if self.check {
+            if let Some(prepare) = prepare {
+                prepare(buffer);
+                self.group.barrier(WAIT)?;
+                call(&mut self.group, buffer)?;
+            }
+            wrong += answers.wrong(buffer);
+        }
         let phases = [totals.waiting, totals.combining, totals.publishing].map(|ns| ns as f64 / 1e9 / traced as f64);
         let each = (REPEATS * calls) as f64;
         let counted = after.into_iter().zip(before).map(|(a, b)| (a - b) / each);
@@ -328,45 +334,5 @@ impl Bench {
         }
         times.sort_by(f64::total_cmp);
         Ok(times[REPEATS / 2])
-    }
-
-    /// What rank `rank` puts in: small enough that every operation on 16 of them is exact in every type.
-    fn value(&self, rank: usize, i: usize) -> u8 {
-        let n = self.group.ranks();
-        match self.op {
-            Op::Prod => 1 + u8::from((i + rank) % n == 0),
-            Op::Average => (i % 5) as u8,
-            _ => ((i * 7 + rank * 13 + i / 1021) % 7) as u8,
-        }
-    }
-
-    fn inputs<T: Number>(&self, count: usize) -> Vec<T> {
-        (0..count).map(|i| T::of(self.value(self.group.rank(), i))).collect()
-    }
-
-    fn wrong<T: Number>(&self, output: &[T]) -> u64 {
-        let (n, rank) = (self.group.ranks(), self.group.rank());
-        let all = |i: usize| {
-            let values = (0..n).map(|r| self.value(r, i));
-            match self.op {
-                Op::Sum => values.sum(),
-                Op::Prod => values.product(),
-                Op::Min => values.min().unwrap_or(0),
-                Op::Max => values.max().unwrap_or(0),
-                Op::Average => self.value(0, i),
-            }
-        };
-        let block = (output.len() / n).max(1);
-        let want = |i: usize| match self.collective {
-            Collective::AllReduce | Collective::Reduce => all(i),
-            Collective::ReduceScatter => all(rank * output.len() + i),
-            Collective::AllGather => self.value(i / block, i % block),
-            Collective::AllToAll => self.value(i / block, rank * block + i % block),
-            _ => self.value(self.root, i),
-        };
-        if self.collective == Collective::Reduce && rank != self.root {
-            return 0;
-        }
-        output.iter().enumerate().filter(|(i, x)| **x != T::of(want(*i))).count() as u64
     }
 }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Job, Memory,
-    seat::{Bench, Number, WAIT, straight, two},
+    answers::Number,
+    seat::{Bench, WAIT, straight, two},
 };
 use crate::{failure::Failure, scratch::Scratch, supervisor::Interruption};
 
@@ -141,7 +142,7 @@ impl Recording {
         totals
     }
 
-    /// The trace event format that Perfetto and Chrome read: a process a rank, a track a call in flight, and in each step what it did.
+    /// The trace event format that Perfetto and Chrome read: a process a rank, its steps one after the other, and in each step what it did.
     pub fn perfetto(&self) -> serde_json::Value {
         use serde_json::json;
         let start = self.start();
