@@ -12,6 +12,7 @@
 //! - every record is read by the step that it was meant for, and all links are empty at the end. So a next call starts as the
 //!   first did, whatever its plan is, and any sequence of calls is proved with its members;
 //! - no link needs more room than [`Plan::depth`] says, and scratch is bounded;
+//! - a barrier, and any call that moves nothing but sending: nobody leaves before it has heard, by records, that all have come;
 //! - registered buffers: every access to a peer's memory is ordered, by records, against every conflicting one, against the
 //!   owner's own writing before the call and against its reading and reuse after it. Room on a link is not counted as order.
 
@@ -100,6 +101,14 @@ pub enum Flaw {
         /// Whether it is so only when input and output are the same memory.
         in_place: bool,
     },
+    /// A rank leaves a barrier too early.
+    #[error("rank {rank} leaves and no record says that rank {of} has come")]
+    Early {
+        /// Who leaves.
+        rank: Rank,
+        /// Of whom it has not heard.
+        of: Rank,
+    },
     /// Two ranks touch the same memory and nothing orders them.
     #[error("{0}")]
     Race(String),
@@ -137,7 +146,8 @@ pub fn check(plans: &[Plan]) -> Result<Proof, Flaw> {
     Ok(proof)
 }
 
-/// Runs several calls as one program a rank, without waiting for all ranks between them; each with buffers of its own.
+/// Runs several calls as one program a rank, without waiting for all ranks between them, all on the same buffers: what a rank writes
+/// before its next call must not be what another still reads.
 ///
 /// # Errors
 /// The first [`Flaw`] found.
@@ -146,28 +156,37 @@ pub(super) fn check_in_a_row(calls: &[Vec<Plan>]) -> Result<(), Flaw> {
     let mut links = HashMap::new();
     let mut next: Vec<(usize, usize)> = vec![(0, 0); calls[0].len()];
     let mut groups: Vec<Group<'_>> = calls.iter().map(|plans| Group::new(plans, false)).collect();
+    let mut order = Order::new(calls[0].len(), calls.iter().any(|plans| watched(plans)), false);
     loop {
         let mut moved = false;
         // The highest rank first and one step each, so that ranks are as far apart as the links let them be.
         for rank in (0..next.len()).rev() {
             let steps = if rank % 2 == 1 { usize::MAX } else { 1 };
             for _ in 0..steps {
-                while next[rank].0 < groups.len() && next[rank].1 == groups[next[rank].0].programs[rank].len() {
-                    next[rank] = (next[rank].0 + 1, 0);
-                }
                 let (call, step) = next[rank];
                 let Some(group) = groups.get_mut(call) else { break };
                 std::mem::swap(&mut group.links, &mut links);
-                let run = group.programs[rank][step];
-                let fires = group.blocked_by(rank, run.step).is_none();
-                if fires {
-                    group.fire(rank, run)?;
-                    next[rank].1 += 1;
-                    group.next[rank] += 1;
-                    moved = true;
+                std::mem::swap(&mut group.order, &mut order);
+                if group.begun[rank].is_none() {
+                    group.begin(rank);
                 }
+                let (moves, result) = match group.programs[rank].get(step) {
+                    Some(&run) if group.blocked_by(rank, run.step).is_some() => (false, Ok(())),
+                    Some(&run) => {
+                        next[rank].1 += 1;
+                        group.next[rank] += 1;
+                        (true, group.fire(rank, run))
+                    }
+                    None => {
+                        next[rank] = (call + 1, 0);
+                        (true, group.leave(rank))
+                    }
+                };
+                std::mem::swap(&mut group.order, &mut order);
                 std::mem::swap(&mut group.links, &mut links);
-                if !fires {
+                result?;
+                moved |= moves;
+                if !moves {
                     break;
                 }
             }
@@ -250,6 +269,17 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
     Ok(())
 }
 
+/// Whether all wait for all: in a barrier, and where nothing is to be moved but arguments are still to be compared.
+fn meets(plan: &Plan) -> bool {
+    plan.collective == Collective::Barrier || plan.shape.count == 0 && plan.collective != Collective::SendReceive
+}
+
+/// Whether it matters what records put in order.
+fn watched(plans: &[Plan]) -> bool {
+    let mut sources = plans.iter().flat_map(|p| p.phases.iter().flatten()).flat_map(|step| &step.sources);
+    plans.first().is_some_and(meets) || sources.any(|s| matches!(s, Source::PeerInput { .. } | Source::PeerOutput { .. }))
+}
+
 /// A record on a link.
 struct Record {
     shard: u16,
@@ -269,6 +299,8 @@ struct Group<'a> {
     links: HashMap<(Rank, Rank), VecDeque<Record>>,
     memory: Vec<Memory>,
     order: Order,
+    /// When each rank began, on its own clock.
+    begun: Vec<Option<u32>>,
     proof: Proof,
 }
 
@@ -277,10 +309,6 @@ impl<'a> Group<'a> {
         let n = plans.len();
         let programs: Vec<Vec<Move<'a>>> = plans.iter().map(|p| p.program().collect()).collect();
         let steps = programs.iter().map(Vec::len).sum();
-        let registered = plans
-            .iter()
-            .flat_map(|p| p.phases.iter().flatten())
-            .any(|s| s.sources.iter().any(|s| matches!(s, Source::PeerInput { .. } | Source::PeerOutput { .. })));
         Self {
             plans,
             in_place,
@@ -288,15 +316,14 @@ impl<'a> Group<'a> {
             next: vec![0; n],
             links: HashMap::new(),
             memory: (0..n).map(|rank| Memory::new(rank, in_place)).collect(),
-            order: Order::new(n, registered, in_place),
+            order: Order::new(n, watched(plans), in_place),
+            begun: vec![None; n],
             proof: Proof { steps, depth: 0, rank_order: true, carried: vec![0; n * n], in_place: false },
         }
     }
 
     fn run(mut self) -> Result<Proof, Flaw> {
-        for (rank, plan) in self.plans.iter().enumerate() {
-            self.order.begin(rank, plan);
-        }
+        (0..self.plans.len()).for_each(|rank| self.begin(rank));
         loop {
             let mut moved = false;
             for rank in 0..self.plans.len() {
@@ -313,7 +340,24 @@ impl<'a> Group<'a> {
                 break;
             }
         }
+        self.ended()?;
+        (0..self.plans.len()).try_for_each(|rank| self.leave(rank))?;
         self.end()
+    }
+
+    fn begin(&mut self, rank: Rank) {
+        self.begun[rank] = Some(self.order.begin(rank, &self.plans[rank]));
+    }
+
+    /// The rank is done: its buffers are its own again, and where all wait for all, it has heard of all.
+    fn leave(&mut self, rank: Rank) -> Result<(), Flaw> {
+        let plan = &self.plans[rank];
+        self.order.end(rank, plan)?;
+        let known = |of: Rank| self.begun[of].is_some_and(|time| self.order.knows(rank, of, time));
+        match (0..self.plans.len()).find(|&of| meets(plan) && !known(of)) {
+            Some(of) => Err(Flaw::Early { rank, of }),
+            None => Ok(()),
+        }
     }
 
     /// For whom the step waits, and for what.
@@ -427,8 +471,8 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Everybody is done, nothing is left over, and all outputs are right.
-    fn end(mut self) -> Result<Proof, Flaw> {
+    /// Everybody is done and nothing is left over.
+    fn ended(&self) -> Result<(), Flaw> {
         let mut waits = Vec::new();
         for (rank, program) in self.programs.iter().enumerate() {
             if let Some(stuck) = program.get(self.next[rank]) {
@@ -447,8 +491,13 @@ impl<'a> Group<'a> {
                 return Err(Flaw::Unread { from, to, count: link.len() });
             }
         }
+        Ok(())
+    }
+
+    /// Everybody is done, nothing is left over, and all outputs are right.
+    fn end(mut self) -> Result<Proof, Flaw> {
+        self.ended()?;
         for (rank, plan) in self.plans.iter().enumerate() {
-            self.order.end(rank, plan)?;
             self.proof.rank_order &= self.memory[rank].verify(plan, self.in_place)?;
         }
         Ok(self.proof)

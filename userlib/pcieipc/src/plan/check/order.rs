@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which accesses to registered buffers are ordered by records, by vector clocks.
+//! What records put in order, by vector clocks: accesses to registered buffers, and who has come before who leaves.
 
 use std::rc::Rc;
 
@@ -32,10 +32,10 @@ impl Access {
     }
 }
 
-/// The order of all accesses so far. Idle when no plan touches a peer's buffer.
+/// The order of all accesses so far. Idle where nothing asks for it.
 #[derive(Debug)]
 pub struct Order {
-    registered: bool,
+    watched: bool,
     in_place: bool,
     clocks: Vec<Vec<u32>>,
     /// Accesses by the buffer's owner.
@@ -44,17 +44,22 @@ pub struct Order {
 }
 
 impl Order {
-    pub fn new(ranks: usize, registered: bool, in_place: bool) -> Self {
+    pub fn new(ranks: usize, watched: bool, in_place: bool) -> Self {
         let clocks = vec![vec![0; ranks]; ranks];
-        Self { registered, in_place, clocks, accesses: vec![vec![]; ranks], nothing: Rc::new([]) }
+        Self { watched, in_place, clocks, accesses: vec![vec![]; ranks], nothing: Rc::new([]) }
     }
 
-    /// The owner wrote its input, and still used its output, before the call.
-    pub fn begin(&mut self, rank: Rank, plan: &Plan) {
+    /// The owner wrote its input, and still used its output, before the call. Answers when it began, on its own clock.
+    pub fn begin(&mut self, rank: Rank, plan: &Plan) -> u32 {
         self.clocks[rank][rank] += 1;
-        for access in Self::whole(rank, plan) {
-            self.accesses[rank].push(Access { time: self.clocks[rank][rank], ..access });
-        }
+        let time = self.clocks[rank][rank];
+        self.accesses[rank].extend(Self::whole(rank, plan).map(|access| Access { time, ..access }));
+        time
+    }
+
+    /// Whether a rank has heard, from the other or through others, of what that one did at a time of its own clock.
+    pub fn knows(&self, rank: Rank, of: Rank, time: u32) -> bool {
+        self.clocks[rank][of] >= time
     }
 
     /// After the call the owner reads its output and writes both again.
@@ -67,7 +72,7 @@ impl Order {
     }
 
     pub fn send(&mut self, rank: Rank) -> Clock {
-        if !self.registered {
+        if !self.watched {
             return self.nothing.clone();
         }
         let clock = self.clocks[rank].as_slice().into();
@@ -84,7 +89,7 @@ impl Order {
 
     /// Adds an access; a conflicting one that did not happen before it is a race.
     pub fn touch(&mut self, access: Access) -> Result<(), Flaw> {
-        if !self.registered || access.start == access.end {
+        if !self.watched || access.start == access.end {
             return Ok(());
         }
         let clock = &self.clocks[access.by];
