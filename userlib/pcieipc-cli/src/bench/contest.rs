@@ -18,8 +18,9 @@ pub struct Contest {
     /// Microseconds that the loads and stores of zero copy take on private memory.
     limits: BTreeMap<usize, f64>,
     wrong: u64,
-    /// Costs of this library by contender and size: bytes stored, system calls, context switches.
-    costs: Vec<(&'static str, usize, [f64; 3])>,
+    /// Costs of this library by contender and size, medians: bytes stored for each byte of a rank's result, system calls and context
+    /// switches a call and rank.
+    costs: BTreeMap<(usize, usize), [f64; 3]>,
 }
 
 const ORDINARY: &str = "pcieipc, ordinary memory";
@@ -35,7 +36,8 @@ impl Contest {
         let peers = peers::find(job, &folder)?;
         let mut times: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
         let mut limits: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-        let mut contest = Self { job: job.clone(), rounds, contenders: vec![], limits: BTreeMap::new(), wrong: 0, costs: vec![] };
+        let mut costs: BTreeMap<(usize, usize), Vec<[f64; 3]>> = BTreeMap::new();
+        let mut wrong = 0;
         let mut names =
             vec![(ORDINARY, env!("CARGO_PKG_VERSION").to_owned()), (REGISTERED, env!("CARGO_PKG_VERSION").to_owned())];
         names.extend(peers.iter().map(|p| (p.name, p.version.clone())));
@@ -43,17 +45,15 @@ impl Contest {
             for (which, memory) in [Memory::Ordinary, Memory::Registered].into_iter().enumerate() {
                 eprintln!("round {} of {rounds}: {}", round + 1, names[which].0);
                 let table = measure(&Job { memory, limit: true, ..job.clone() }, interruption)?;
-                contest.wrong += table.wrong();
+                wrong += table.wrong();
                 for row in &table.rows {
-                    // The same call as the others make: two buffers, where this library has that.
+                    // Two buffers, as Open MPI has them, where this library has that.
                     let Some(timing) = row.out_of_place.or(row.in_place) else { continue };
                     times.entry((which, row.bytes)).or_default().push(timing.seconds * 1e6);
                     if let Some(limit) = row.limit {
                         limits.entry(row.bytes).or_default().push(limit * 1e6);
                     }
-                    if round == 0 {
-                        contest.costs.push((names[which].0, row.bytes, [timing.stored, timing.syscalls, timing.switches]));
-                    }
+                    costs.entry((which, row.bytes)).or_default().push([timing.stored, timing.syscalls, timing.switches]);
                 }
             }
             for (i, peer) in peers.iter().enumerate() {
@@ -67,9 +67,11 @@ impl Contest {
             }
         }
         let pick = |which| times.iter().filter(|((w, _), _)| *w == which).map(|((_, bytes), t)| (*bytes, median(t))).collect();
-        contest.contenders = names.into_iter().enumerate().map(|(i, (name, version))| (name, version, pick(i))).collect();
-        contest.limits = limits.into_iter().map(|(bytes, t)| (bytes, median(&t))).collect();
-        Ok(contest)
+        let contenders = names.into_iter().enumerate().map(|(i, (name, version))| (name, version, pick(i))).collect();
+        let limits = limits.into_iter().map(|(bytes, t)| (bytes, median(&t))).collect();
+        let middle = |of: Vec<[f64; 3]>| [0, 1, 2].map(|i| median(&of.iter().map(|c| c[i]).collect::<Vec<_>>()));
+        let costs = costs.into_iter().map(|(which, of)| (which, middle(of))).collect();
+        Ok(Self { job: job.clone(), rounds, contenders, limits, wrong, costs })
     }
 
     fn us(&self, which: usize, bytes: usize) -> Option<f64> {
@@ -88,10 +90,7 @@ impl Contest {
         if as_json {
             println!("{:#}", self.json());
         } else if csv {
-            println!("bytes,contender,us");
-            for (name, _, times) in &self.contenders {
-                times.iter().for_each(|(bytes, us)| println!("{bytes},{name},{us:.3}"));
-            }
+            print!("{}", self.csv());
         } else {
             print!("{}", self.text());
         }
@@ -108,6 +107,18 @@ impl Contest {
             std::fs::write(file, picture).map_err(|e| Failure::Run(format!("{}: {e}", file.display())))?;
         }
         if self.wrong > 0 { Err(Failure::Told(format!("{} wrong elements", self.wrong))) } else { Ok(()) }
+    }
+
+    fn csv(&self) -> String {
+        let mut out = "bytes,contender,us\n".to_owned();
+        for (name, _, times) in &self.contenders {
+            // Names of ours have a comma.
+            let name = if name.contains(',') { format!("\"{name}\"") } else { (*name).to_owned() };
+            for (bytes, us) in times {
+                let _ = writeln!(out, "{bytes},{name},{us:.3}");
+            }
+        }
+        out
     }
 
     fn json(&self) -> serde_json::Value {
@@ -130,8 +141,8 @@ impl Contest {
         let costs: Vec<_> = self
             .costs
             .iter()
-            .map(|(name, bytes, [stored, syscalls, switches])| {
-                json!({ "contender": name, "bytes": bytes, "stored_per_byte": stored, "syscalls_per_call": syscalls, "switches_per_call": switches })
+            .map(|((which, bytes), [stored, syscalls, switches])| {
+                json!({ "contender": self.contenders[*which].0, "bytes": bytes, "stored_per_byte": stored, "syscalls_per_call": syscalls, "switches_per_call": switches })
             })
             .collect();
         let versions: BTreeMap<&str, &String> = self.contenders.iter().map(|(n, v, _)| (*n, v)).collect();
@@ -165,7 +176,17 @@ impl Contest {
             }
             out.push('\n');
         }
-        out.push_str("# ratio: this library's time to the better of the others', the same call (two buffers); reg.: one registered buffer\n");
+        out.push_str("# ratio: this library's time to the best of the others' (Open MPI with two buffers as ours in ordinary memory, Gloo with one); reg.: with one registered buffer\n");
+        for (which, (name, ..)) in self.contenders.iter().enumerate().take(2) {
+            let most = |i: usize| self.costs.iter().filter(|((w, _), _)| *w == which).map(|(_, c)| c[i]).fold(0.0, f64::max);
+            let _ = writeln!(
+                out,
+                "# {name}: at most {:.2} bytes stored for each of a rank's result, {:.2} system calls and {:.2} context switches a call and rank",
+                most(0),
+                most(1),
+                most(2)
+            );
+        }
         if let Some((bytes, limit)) = self.limits.iter().next_back() {
             if let Some(us) = self.us(1, *bytes) {
                 let _ = writeln!(out, "# {bytes} bytes registered run at {:.0} % of what the memory allows", limit / us * 100.0);
@@ -179,4 +200,66 @@ fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two sizes; the peers' times are such that each of them is once the better one.
+    fn contest() -> Contest {
+        let times = |small: f64, large: f64| BTreeMap::from([(1024, small), (4096, large)]);
+        let contenders = vec![
+            (ORDINARY, "1".to_owned(), times(5.0, 40.0)),
+            (REGISTERED, "1".to_owned(), times(4.0, 20.0)),
+            ("Open MPI", "2".to_owned(), times(10.0, 100.0)),
+            ("Gloo", "3".to_owned(), times(50.0, 80.0)),
+        ];
+        Contest {
+            job: Job { sizes: vec![1024, 4096], ..crate::bench::sample("all-reduce", 2) },
+            rounds: 3,
+            contenders,
+            limits: BTreeMap::from([(1024, 1.0), (4096, 15.0)]),
+            wrong: 0,
+            costs: BTreeMap::from([((0, 1024), [2.0, 0.0, 0.5]), ((0, 4096), [1.5, 0.25, 0.0]), ((1, 4096), [1.0, 0.0, 0.0])]),
+        }
+    }
+
+    #[test]
+    fn ratios_are_to_the_best_of_the_others_at_each_size() {
+        let said = contest().json();
+        let of = |key: &str| [&said["rows"][0][key], &said["rows"][1][key]].map(|v| v.as_f64().unwrap());
+        assert_eq!(of("best_peer_us"), [10.0, 80.0]);
+        assert_eq!((of("ratio_ordinary"), of("ratio_registered")), ([0.5, 0.5], [0.4, 0.25]));
+        assert_eq!(of("registered_of_memory_limit"), [0.25, 0.75]);
+        assert_eq!((&said["ok"], &said["rows"][1]["us"]["Gloo"]), (&true.into(), &80.0.into()));
+        assert_eq!(said["costs"][0]["contender"], ORDINARY);
+
+        let text = contest().text();
+        let rows: Vec<Vec<&str>> = text.lines().filter(|l| !l.starts_with('#')).map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["1024", "5.00", "4.00", "10.00", "50.00", "0.500", "0.400"]);
+        assert_eq!(rows[1], ["4096", "40.00", "20.00", "100.00", "80.00", "0.500", "0.250"]);
+        assert!(
+            text.contains("at most 2.00 bytes stored for each of a rank's result, 0.25 system calls and 0.50 context"),
+            "{text}"
+        );
+        assert!(text.contains("4096 bytes registered run at 75 % of what the memory allows"), "{text}");
+        assert!(contest().csv().contains("\n4096,\"pcieipc, registered\",20.000\n"), "{}", contest().csv());
+    }
+
+    #[test]
+    fn without_others_there_is_no_ratio_and_a_wrong_element_is_a_failure() {
+        let mut alone = contest();
+        alone.contenders.truncate(2);
+        assert_eq!(alone.json()["rows"][0]["ratio_ordinary"], serde_json::Value::Null);
+        assert!(alone.text().lines().any(|l| l.split_whitespace().eq(["1024", "5.00", "4.00", "-", "-"])), "{}", alone.text());
+        alone.wrong = 3;
+        assert_eq!(alone.json()["ok"], false);
+        assert!(matches!(alone.report(true, false, None), Err(Failure::Told(why)) if why == "3 wrong elements"));
+    }
+
+    #[test]
+    fn the_middle_of_the_rounds_counts() {
+        assert_eq!((median(&[9.0, 1.0, 2.0]), median(&[4.0])), (2.0, 4.0));
+    }
 }

@@ -153,3 +153,28 @@ impl Verdict {
         json!({ "rows": rows, "choices": choices, "error_median": middle, "error_least": least, "error_greatest": greatest })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_of_what_was_measured_and_choices_are_beside_the_fastest() {
+        let row = |bytes, algorithm, predicted, measured| Row { bytes, algorithm, predicted, measured };
+        let rows = vec![
+            row(1024, Algorithm::OneShot, 5.0, 10.0),
+            row(1024, Algorithm::TwoShot, 11.0, 10.0),
+            row(4096, Algorithm::TwoShot, 25.0, 20.0),
+        ];
+        let verdict = Verdict { rows, choices: vec![(1024, 0.0), (4096, 0.5)] };
+        let said = verdict.json();
+        assert_eq!(
+            (&said["error_least"], &said["error_median"], &said["error_greatest"]),
+            (&(-0.5).into(), &0.25.into(), &0.25.into())
+        );
+        let text = verdict.text();
+        assert!(text.contains("# error: 25 % in the middle, from -50 to +25 %"), "{text}");
+        assert!(text.contains("within 10 % of the fastest that was measured at 1 of 2 sizes, at worst 50 % slower"), "{text}");
+        assert!(text.lines().any(|l| l.split_whitespace().eq(["1024", "one-shot", "5.00", "10.00", "-50%"])), "{text}");
+    }
+}

@@ -77,7 +77,18 @@ pub fn bytes(text: &str) -> Result<usize, String> {
         _ => return Err("write for example 256, 4K, 1M or 1G".into()),
     };
     let number: usize = digits.parse().map_err(|_| "write for example 256, 4K, 1M or 1G".to_owned())?;
-    number.checked_shl(shift).filter(|b| (1..=16 << 30).contains(b)).ok_or_else(|| "sizes go from 1 to 16G".into())
+    number.checked_mul(1 << shift).filter(|b| (1..=16 << 30).contains(b)).ok_or_else(|| "sizes go from 1 to 16G".into())
+}
+
+/// From `min` to `max`, each so many times the one before.
+///
+/// # Errors
+/// Use where there are none.
+pub fn sizes(min: usize, max: usize, factor: usize) -> Result<Vec<usize>, Failure> {
+    if min > max {
+        return Err(Failure::Use(format!("no size is at least --min {min} and at most --max {max}")));
+    }
+    Ok(std::iter::successors(Some(min), |size| size.checked_mul(factor)).take_while(|size| *size <= max).collect())
 }
 
 impl Bench {
@@ -89,8 +100,7 @@ impl Bench {
                 Failure::Use("nothing is stored for this machine; run `pcieipc tune` first, or leave --tuned away".into())
             })?),
         };
-        let sizes = std::iter::successors(Some(self.min), |s| s.checked_mul(self.factor as usize)).take_while(|s| *s <= self.max);
-        let job = self.workload.job(sizes.collect())?;
+        let job = self.workload.job(sizes(self.min, self.max, self.factor as usize)?)?;
         let job = Job { calibration, checked: self.checked, time: self.time, check: !self.no_check, ..job };
         if self.compare {
             let Workload { collective, kind, op, .. } = self.workload;

@@ -11,7 +11,7 @@ use pcieipc::{
 
 use crate::{
     bench::picture::{self, Line},
-    commands::bench::bytes,
+    commands::bench::{bytes, sizes},
     failure::Failure,
     host_source::{HostSource, place},
     ranks::Mover,
@@ -64,13 +64,7 @@ impl Simulate {
             let name = self.source.snapshot.as_ref().map_or("this host".to_owned(), |p| p.display().to_string());
             return self.predict(&machine, &name);
         }
-        let Some(name) = &self.machine else {
-            for (name, _) in BUILT_IN {
-                let machine = sim::built_in(name).map_err(|e| Failure::Run(e.to_string()))?;
-                println!("{name:<22} {:>3} ranks  {}", machine.ranks(), machine.description);
-            }
-            return Ok(());
-        };
+        let Some(name) = &self.machine else { return self.list() };
         let machine = match BUILT_IN.iter().find(|(n, _)| n == name) {
             Some(_) => sim::built_in(name),
             None => Machine::parse(&std::fs::read_to_string(name).map_err(|e| {
@@ -79,6 +73,22 @@ impl Simulate {
         }
         .map_err(|e| Failure::Use(format!("{name}: {e}")))?;
         self.predict(&machine, name)
+    }
+
+    /// The machines that come with the library.
+    fn list(&self) -> Result<(), Failure> {
+        let all = BUILT_IN.iter().map(|(name, _)| sim::built_in(name).map(|machine| (*name, machine)));
+        let all = all.collect::<Result<Vec<_>, _>>().map_err(|e| Failure::Run(e.to_string()))?;
+        if self.json {
+            let machines: Vec<_> = all
+                .iter()
+                .map(|(name, m)| serde_json::json!({ "name": name, "ranks": m.ranks(), "description": m.description }))
+                .collect();
+            println!("{}", serde_json::json!({ "ok": true, "machines": machines }));
+        } else {
+            all.iter().for_each(|(name, m)| println!("{name:<22} {:>3} ranks  {}", m.ranks(), m.description));
+        }
+        Ok(())
     }
 
     /// A machine of a host's tree. A tree says nothing of processors and memory, so these are round numbers.
@@ -116,8 +126,7 @@ impl Simulate {
     }
 
     fn predict(&self, machine: &Machine, name: &str) -> Result<(), Failure> {
-        let sizes: Vec<usize> =
-            std::iter::successors(Some(self.min), |s| s.checked_mul(4)).take_while(|s| *s <= self.max).collect();
+        let sizes = sizes(self.min, self.max, 4)?;
         let mut lines: Vec<(Algorithm, Vec<Row>)> = Vec::new();
         for algorithm in Algorithm::ALL.into_iter().filter(|a| *a != Algorithm::Direct) {
             let mut row = Vec::new();

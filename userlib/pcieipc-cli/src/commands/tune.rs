@@ -10,7 +10,7 @@ use pcieipc::{
 
 use crate::{
     bench::Verdict,
-    commands::bench::bytes,
+    commands::bench::{bytes, sizes},
     failure::Failure,
     host_source::{HostSource, place},
     ranks::Mover,
@@ -88,13 +88,13 @@ impl Tune {
             }
         };
         let tuner = Tuner::new(tree.clone(), ranks, calibration).over(ways.clone());
-        let sizes = std::iter::successors(Some(self.min.max(1)), |s| s.checked_mul(2)).take_while(|s| *s <= self.max);
+        let sizes = sizes(self.min, self.max, 2)?;
         let options = executor::Options::default();
         let explain = |size| {
             let class = tuner.class(size);
             tuner.explain(self.collective, class, options.usual(self.collective, class))
         };
-        let rows: Vec<(usize, Explanation)> = sizes.map(|size| (size, explain(size))).collect();
+        let rows: Vec<(usize, Explanation)> = sizes.into_iter().map(|size| (size, explain(size))).collect();
         let verdict = match self.validate {
             false => None,
             // Larger sizes take what was predicted for the largest class; their own times are not predicted.
