@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a group over shared memory promises.
 
+#[path = "support/every_collective.rs"]
+mod every_collective;
 mod support;
 
 use std::{
@@ -16,6 +18,57 @@ use pcieipc::{
     reduce::Op,
 };
 use support::{PATIENCE, Scratch, options, process, say, sum, threads, value, variables};
+
+#[test]
+fn collective_process() {
+    let Some(variables) = variables("collective_process") else { return };
+    let mut options = options(variables["RANK"].parse().unwrap(), 3, variables["DIR"].as_ref());
+    // Small rings, so that the larger calls need each other's room.
+    options.ring_bytes = 32 << 10;
+    let mut group = Group::meet(options).unwrap();
+    for count in [0, 1, 7, 1000, 20_011] {
+        every_collective::every_collective(&mut group, count, PATIENCE);
+    }
+    say("right");
+}
+
+#[test]
+fn three_processes_get_what_every_collective_promises() {
+    let scratch = Scratch::new();
+    let start =
+        |rank: usize| process("collective_process", &[("RANK", rank.to_string()), ("DIR", scratch.0.display().to_string())]);
+    let mut all: Vec<_> = (0..3).map(start).collect();
+    for (rank, process) in all.iter_mut().enumerate() {
+        assert_eq!(process.hear().as_deref(), Some("right"), "rank {rank}");
+    }
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Duration {
+    use nix::time::{ClockId, clock_gettime};
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
+}
+
+#[test]
+fn a_rank_that_waits_leaves_its_processor_to_others() {
+    let used = threads(
+        2,
+        |_| (),
+        |group| {
+            let mut group = group.unwrap();
+            group.barrier(PATIENCE).unwrap();
+            if group.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            let (before, begun) = (thread_time(), Instant::now());
+            group.barrier(PATIENCE).unwrap();
+            (thread_time() - before, begun.elapsed())
+        },
+    );
+    // Processor time does not grow with the load of the machine.
+    let (busy, waited) = used[0];
+    assert!(busy < (waited / 4).max(Duration::from_millis(50)), "busy for {busy:?} of {waited:?}");
+}
 
 fn reduces_right(group: &mut Group, from: &[usize], count: usize) {
     let own = from[group.rank()];

@@ -25,6 +25,8 @@ use pcieipc::{
     transport::kmod::Mover,
 };
 
+#[path = "../../../../userlib/pcieipc/tests/support/every_collective.rs"]
+mod every_collective;
 #[path = "../../../../userlib/pcieipc/tests/support/no_system_calls.rs"]
 mod no_system_calls;
 
@@ -33,6 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Within this, every survivor has its answer after an endpoint has gone.
 const BOUND: Duration = Duration::from_secs(5);
 const RECORDS: u32 = 1_000_000;
+const COLLECTIVE_COUNTS: [usize; 4] = [0, 1, 1000, 40_009];
 
 fn meet(rank: usize, ranks: usize, directory: &str, mover: Mover, algorithm: Option<Algorithm>) -> pcieipc::Result<Group> {
     let mut options = GroupOptions::new(rank, ranks, directory);
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         [] => return promises(),
         ["records", directory, rank] => records(directory, rank.parse().expect("a rank")),
         ["reduce", directory, rank, mover] => reduce(directory, rank.parse().expect("a rank"), mover),
+        ["collectives", directory, rank, mover] => collectives(directory, rank.parse().expect("a rank"), mover),
         ["loop", directory, rank] => reduce_until_it_fails(directory, rank.parse().expect("a rank")),
         ["sealed", directory] => sealed(directory),
         other => panic!("unknown role {other:?}"),
@@ -73,7 +77,7 @@ fn start(role: &str, ranks: usize, more: &[&str]) -> Vec<Role> {
 }
 
 fn promises() -> ExitCode {
-    let mut ktap = Ktap::plan(8);
+    let mut ktap = Ktap::plan(9);
     ktap.promise("four_endpoints_are_listed_live_and_behind_a_translating_iommu", || {
         let node = Node::open().unwrap();
         let ids = node.endpoints().unwrap();
@@ -108,6 +112,13 @@ fn promises() -> ExitCode {
     });
     ktap.promise("four_ranks_hold_the_float64_sum_in_f32_and_bf16_two_shot_and_ring", || all_reduce("processor"));
     ktap.promise("four_ranks_hold_the_float64_sum_when_endpoints_move_the_data", || all_reduce("engine"));
+    ktap.promise("four_ranks_get_what_every_collective_promises_over_channels_whoever_moves_the_data", || {
+        for mover in ["processor", "engine"] {
+            let mut four = start("collectives", 4, &[mover]);
+            assert!(four.iter_mut().all(|r| r.end().success()), "{mover}");
+        }
+        format!("{COLLECTIVE_COUNTS:?} elements")
+    });
     ktap.promise("endpoints_report_the_bytes_that_their_engines_moved", || {
         let node = Node::open().unwrap();
         let bytes: Vec<u64> = node.endpoints().unwrap().iter().map(|id| node.endpoint(*id).unwrap().dma_bytes).collect();
@@ -167,9 +178,21 @@ fn all_reduce(mover: &str) -> String {
     said.join("; ")
 }
 
+/// One of four ranks that make every call, the smallest and of more records than a ring holds.
+fn collectives(directory: &str, rank: usize, mover: &str) {
+    let mut group = meet(rank, 4, directory, mover_of(mover), None).unwrap();
+    for count in COLLECTIVE_COUNTS {
+        every_collective::every_collective(&mut group, count, PATIENCE);
+    }
+}
+
+fn mover_of(name: &str) -> Mover {
+    if name == "engine" { Mover::Engine } else { Mover::Processor }
+}
+
 /// One of four ranks that reduce.
 fn reduce(directory: &str, rank: usize, mover: &str) {
-    let mover = if mover == "engine" { Mover::Engine } else { Mover::Processor };
+    let mover = mover_of(mover);
     let counts: &[usize] = if mover == Mover::Engine { &[1, 1000, 65_537] } else { &[0, 1, 3, 1000, 262_144, 1_000_003] };
     let mut summary = Vec::new();
     for algorithm in [Algorithm::TwoShot, Algorithm::Ring] {

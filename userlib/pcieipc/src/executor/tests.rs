@@ -213,16 +213,50 @@ fn all_other_collectives_move_what_they_promise() {
 }
 
 #[test]
-fn a_barrier_holds_everybody_until_the_last_has_come() {
-    let late = std::sync::atomic::AtomicBool::new(false);
-    ranks(4, 4, &Options::default(), |mut ex| {
-        if ex.rank() == 3 {
-            std::thread::sleep(Duration::from_millis(50));
-            late.store(true, std::sync::atomic::Ordering::SeqCst);
+fn a_barrier_holds_everybody_until_the_last_has_come_whoever_that_is() {
+    for algorithm in [None, Some(Algorithm::RecursiveDoubling)] {
+        for n in [2, 3, 4, 7] {
+            let come = std::sync::atomic::AtomicUsize::new(0);
+            let options = Options { algorithm, ..Options::default() };
+            ranks(n, 4, &options, |mut ex| {
+                for last in 0..n {
+                    if ex.rank() == last {
+                        // Time for a barrier that holds nobody to let the others go.
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                    come.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    ex.barrier(soon()).unwrap();
+                    assert!(come.load(std::sync::atomic::Ordering::SeqCst) >= n * (last + 1), "{algorithm:?}, {n} ranks");
+                }
+            });
         }
-        ex.barrier(soon()).unwrap();
-        assert!(late.load(std::sync::atomic::Ordering::SeqCst));
-    });
+    }
+}
+
+#[test]
+fn a_repeated_short_call_gives_the_bits_of_its_plan() {
+    for n in [2, 3, 5, 16] {
+        ranks(n, 4, &Options::default(), |mut ex| {
+            let rank = ex.rank();
+            let all = Kind::ALL.into_iter().flat_map(|kind| Op::ALL.map(|op| (kind, op)));
+            for (which, (kind, op)) in all.enumerate().filter(|(which, _)| n == 2 || which % 7 == n % 7) {
+                // Over the look that is due after so many calls, and at lengths that no vector has.
+                let (calls, count) = if (n, which) == (2, 0) { (150, 13) } else { (3, 13 + which) };
+                for call in 0..calls {
+                    let mut by_plan: Vec<u8> =
+                        (0..count * kind.size()).map(|i| (rank * 151 + call * 31 + i * 73) as u8).collect();
+                    // Half of the exponents, so that no float is NaN, whose bits are anybody's.
+                    by_plan.chunks_exact_mut(kind.size()).for_each(|element| element[kind.size() - 1] &= 0xbf);
+                    let mut short = by_plan.clone();
+                    ex.last_short = None;
+                    ex.all_reduce_bytes(&mut by_plan, kind, op, soon()).unwrap();
+                    assert!(ex.last_short.is_some(), "a call that could be made again without its plan");
+                    ex.all_reduce_bytes(&mut short, kind, op, soon()).unwrap();
+                    assert_eq!(short, by_plan, "{kind:?} {op:?}, {n} ranks, call {call}");
+                }
+            }
+        });
+    }
 }
 
 #[test]

@@ -129,7 +129,7 @@ impl Trace {
 }
 
 impl<L: Links> Executor<L> {
-    /// From now on every step is recorded; the latest `most` are kept. Costs four looks at the clock a step, and nothing when it is off.
+    /// From now on every step is recorded; the latest `most` are kept. Costs four looks at the clock a step, and a branch a step when it is off.
     ///
     /// ```
     /// use std::time::{Duration, Instant};

@@ -27,7 +27,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// As for [`Group::all_reduce`]; buffers after the one that failed are untouched.
+    /// As for [`Group::all_reduce`]. The calls overlap, so any of the buffers may be half overwritten.
     pub fn all_reduce_many<T: Element>(&mut self, buffers: &mut [&mut [T]], op: Op, timeout: Duration) -> Result<()> {
         let by = self.clock.after(timeout);
         self.run(|calls| calls.all_reduce_many(buffers, op, by))
