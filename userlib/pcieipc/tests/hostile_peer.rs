@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A peer that writes anything into everything that it may write: its pages and its data area, while it also does what is right.
+//! A peer that writes anything into everything that it may write: its pages and its data area of a ring, and the board of its group, while it
+//! also does what is right.
 //!
-//! One thread plays both ranks, so a seed gives the same run again: the honest rank goes on a little, then the hostile one does, then something
+//! Of the rings one thread plays both ranks, so a seed gives the same run again: the honest rank goes on a little, then the hostile one does, then something
 //! of the hostile one's memory is overwritten. The honest rank must end with a result or a typed error, and touch no memory but its own.
-//! `PCIEIPC_FUZZ_SECONDS=1800` runs for half an hour, from the seed in `PCIEIPC_FUZZ_SEED` on.
+//! `PCIEIPC_FUZZ_SECONDS=1800` runs for half an hour (and the board's test besides for a tenth of it), from the seed in `PCIEIPC_FUZZ_SEED` on.
 
 use std::{
+    fs::File,
+    os::unix::fs::FileExt,
     ptr::NonNull,
-    sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
 use pcieipc::{
     Error,
-    executor::{Executor, Options, Request},
+    executor::{Executor, Lent, Options, Request},
+    group::{self, Group},
     plan::Algorithm,
     reduce::Op,
     ring::{Memory, Reader, Writer},
@@ -26,6 +30,8 @@ use pcieipc::{
 
 /// Enough for any healthy call; a call that is still not over then is late, and says so.
 const ROUNDS: usize = 400;
+/// More than any healthy step takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Random(u64);
 
@@ -179,12 +185,13 @@ fn run(seed: u64, tally: &mut Tally) {
     let (mut honest, mut hostile) = (Executor::new(here, options.clone()).unwrap(), Executor::new(there, options).unwrap());
     let spoils = random.pick(&[1, 5, 30]);
     let far = Instant::now() + Duration::from_secs(3600);
-    // A room of its own on either side of the buffer shows what is written beside it.
-    let mut calls: Vec<Request<Buffers>> = Vec::new();
+    // The rooms live until the executor that was lent them is gone.
+    let mut calls: Vec<(Request<Buffers>, Room, Room)> = Vec::new();
     for number in 0..4u32 {
         let count = random.pick(&[0usize, 1, 10, 63, 64, 100, 1000, 3000]);
-        if let Ok(call) = honest.start_all_reduce_into((vec![3; count], vec![7; count]), Op::Sum, far) {
-            calls.push(call);
+        let (mut input, mut output) = (Room::new(count, 3), Room::new(count, 7));
+        if let Ok(call) = honest.start_all_reduce_into((input.lend(), output.lend()), Op::Sum, far) {
+            calls.push((call, input, output));
         }
         let _ = hostile.start_all_reduce(vec![number; count], Op::Sum, far).map(drop);
     }
@@ -202,16 +209,14 @@ fn run(seed: u64, tally: &mut Tally) {
     }
     // What is not over by now waits for what will not come.
     drop(honest);
-    for call in calls {
+    for (call, input, output) in calls {
         assert!(call.is_done());
+        assert!(input.is_whole() && output.is_whole(), "seed {seed}: something was written beside a buffer");
+        assert!(input.elements().iter().all(|x| *x == 3), "seed {seed}: an input was overwritten");
         // A request that is over needs no executor.
         match answer(call) {
-            Ok((input, _)) => {
-                assert!(input.iter().all(|x| *x == 3));
-                tally.good += 1;
-            }
-            Err((error, input)) => {
-                assert!(input.iter().all(|x| *x == 3), "seed {seed}: an input was overwritten");
+            Ok(()) => tally.good += 1,
+            Err(error) => {
                 match &error {
                     Error::Corrupt { .. } => tally.corrupt += 1,
                     Error::Mismatch { .. } => tally.mismatch += 1,
@@ -226,13 +231,41 @@ fn run(seed: u64, tally: &mut Tally) {
 }
 
 /// Input and output.
-type Buffers = (Vec<u32>, Vec<u32>);
+type Buffers = (Lent<u32>, Lent<u32>);
 
-/// The buffers, or why and the input.
-#[expect(clippy::result_large_err, reason = "the error gives the input back")]
-fn answer(call: Request<Buffers>) -> Result<Buffers, (Error, Vec<u32>)> {
+/// A buffer with a room on either side, which shows what is written beside it.
+struct Room(Vec<u32>);
+
+impl Room {
+    const BESIDE: usize = 1024;
+    const UNTOUCHED: u32 = 0xa5a5_a5a5;
+
+    fn new(count: usize, fill: u32) -> Self {
+        let mut all = vec![Self::UNTOUCHED; count + 2 * Self::BESIDE];
+        all[Self::BESIDE..][..count].fill(fill);
+        Self(all)
+    }
+
+    fn lend(&mut self) -> Lent<u32> {
+        let count = self.elements().len();
+        let start = NonNull::from(&mut self.0[Self::BESIDE..]).cast();
+        // SAFETY: the vector is not resized, and lives and is let alone until the executor is dropped, which ends all calls.
+        unsafe { Lent::new(start, count) }
+    }
+
+    fn elements(&self) -> &[u32] {
+        &self.0[Self::BESIDE..self.0.len() - Self::BESIDE]
+    }
+
+    fn is_whole(&self) -> bool {
+        let (before, rest) = self.0.split_at(Self::BESIDE);
+        before.iter().chain(&rest[rest.len() - Self::BESIDE..]).all(|x| *x == Self::UNTOUCHED)
+    }
+}
+
+fn answer(call: Request<Buffers>) -> Result<(), Error> {
     let mut anybody = Executor::new(pcieipc::loopback::group(1, 1, 64).remove(0), Options::default()).unwrap();
-    anybody.wait(call).map_err(|failed| (failed.error, failed.buffers.map(|b| b.0).unwrap_or_default()))
+    anybody.wait(call).map(drop).map_err(|failed| failed.error)
 }
 
 #[test]
@@ -293,4 +326,109 @@ fn a_waiting_rank_ends_within_its_bound_while_its_peer_scribbles_from_another_th
             }
         });
     }
+}
+
+/// The boards that this process has open.
+fn boards() -> Vec<File> {
+    let is_board =
+        |path: &std::path::Path| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("memfd:pcieipc-board"));
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| is_board(path)).filter_map(|path| File::options().write(true).open(path).ok()).collect()
+}
+
+/// Overwrites one word of the board: most often a vote, its masks or the decision.
+fn spoil_board(random: &mut Random) -> (u64, u64) {
+    let place = 64 + 256 * random.below(4);
+    let at = match random.below(12) {
+        0..=2 => 0,
+        3..=5 => place,
+        6..=7 => place + 8,
+        8 => place + 16 + 8 * random.below(24),
+        9 => 64 + 256 * 16 + 8 * random.below(8),
+        10 if random.below(4) == 0 => 8,
+        _ => 8 * random.below(1024),
+    };
+    let word = match random.below(4) {
+        // An instance near the truth, a question, some flags, or masks of few ranks.
+        0 => random.below(8) | random.below(8) << 16 | random.below(4) << 32,
+        1 => random.below(16) | random.below(16) << 32 | random.below(16) << 48,
+        2 => 1 | random.below(20) << 32,
+        _ => random.next(),
+    };
+    (at, word)
+}
+
+/// What an honest rank does: any answer is good that comes in time and is no failure of the system's.
+fn go_on(group: &mut Group, seed: u64, answers: &[AtomicUsize; 2]) {
+    let short = Duration::from_millis(40);
+    for turn in 0..6 {
+        let mut buffer = vec![1u32; 500];
+        for which in 0..4 {
+            let begun = Instant::now();
+            let answer = match which {
+                0 | 2 => group.all_reduce(&mut buffer, Op::Max, short),
+                1 => group.agree(turn % 2 == 0, short).map(drop),
+                _ if answers[1].load(Ordering::Relaxed) > 0 => group.shrink(short),
+                _ => continue,
+            };
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "seed {seed}, turn {turn}, call {which} took {:?}",
+                begun.elapsed()
+            );
+            answers[usize::from(answer.is_err())].fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = answer {
+                assert!(!matches!(error, Error::System { .. }), "seed {seed}: {error:?}");
+                assert!(!error.to_string().chars().any(char::is_control), "seed {seed}: {error:?}");
+            }
+        }
+    }
+}
+
+/// Counts those that have ended, also in a panic.
+struct Ends<'a>(&'a AtomicUsize);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[test]
+fn whatever_a_rank_writes_on_the_board_of_its_group_the_others_answer_within_their_bound() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    let (first, seconds) = (variable("PCIEIPC_FUZZ_SEED").unwrap_or(1), variable("PCIEIPC_FUZZ_SECONDS").map(|s| s / 10));
+    // Of good answers and of errors.
+    let (answers, begun) = ([AtomicUsize::new(0), AtomicUsize::new(0)], Instant::now());
+    let mut seed = first;
+    while seconds.map_or(seed < first + 12, |s| begun.elapsed() < Duration::from_secs(s)) {
+        let (ready, done, begun) = (AtomicBool::new(false), AtomicUsize::new(0), Instant::now());
+        group::of_threads(3, |mut group| {
+            if group.rank() < 2 {
+                let _ends = Ends(&done);
+                while !ready.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+                    std::thread::yield_now();
+                }
+                go_on(&mut group, seed, &answers);
+                return;
+            }
+            let boards = boards();
+            assert!(!boards.is_empty(), "a rank has its board open");
+            ready.store(true, Ordering::Release);
+            let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+            while done.load(Ordering::Acquire) < 2 {
+                // Between its bad words it takes part, so that there is something to be spoiled.
+                let _ = group.all_reduce(&mut vec![2u32; 500], Op::Max, Duration::from_millis(20));
+                for _ in 0..random.below(4) {
+                    let (at, word) = spoil_board(&mut random);
+                    boards.iter().for_each(|board| board.write_all_at(&word.to_le_bytes(), at).unwrap());
+                }
+                let _ = group.agree(true, Duration::from_millis(20));
+            }
+        })
+        .unwrap();
+        seed += 1;
+    }
+    println!("seeds {first} to {}: {answers:?} good and bad answers in {:?}", seed - 1, begun.elapsed());
+    assert!(answers.iter().all(|n| n.load(Ordering::Relaxed) > 0), "{answers:?}");
 }
