@@ -4,14 +4,21 @@
 
 use loom::{
     cell::UnsafeCell,
-    sync::{Arc, Condvar, Mutex},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
 use crate::{
     link::RecordHeader,
-    ring::{Memory, Notice, Private, Reader, Stop, Writer},
+    ring::{Memory, Notice, Private, Reader, Stop, Writer, full_fence},
 };
+
+/// Where the 64 bits of the indices wrap after one line, and after half of the ring.
+const LAST_LINE: u64 = 0u64.wrapping_sub(64);
+const LAST_HALF: u64 = 0u64.wrapping_sub(8192);
 
 /// An eventfd: remembers a ring until it is waited for.
 #[derive(Default)]
@@ -49,7 +56,8 @@ struct Shared {
     places: Places,
 }
 
-fn send(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) {
+/// Room for a record, for which the writer sleeps, and its payload.
+fn fill(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) {
     while writer.try_reserve(len).unwrap().is_none() {
         writer.arm();
         if !writer.has_news() {
@@ -59,7 +67,15 @@ fn send(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) 
     }
     // SAFETY: that nobody else has this place now is what is checked.
     shared.places.0[number as usize % 2].with_mut(|place| unsafe { *place = number });
-    if writer.commit(RecordHeader { epoch: number, ..Default::default() }, len) {
+}
+
+fn header(number: u32) -> RecordHeader {
+    RecordHeader { epoch: number, ..Default::default() }
+}
+
+fn send(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) {
+    fill(writer, shared, number, len);
+    if writer.commit(header(number), len) {
         shared.reader_bell.ring();
     }
 }
@@ -85,30 +101,56 @@ fn receive(reader: &mut Reader<Private>, shared: &Shared, number: u32) {
 
 /// As [`send`], by a mover that writes the header line itself and publishes by the tail alone.
 fn send_moved(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) {
-    assert!(writer.try_reserve(len).unwrap().is_some(), "there is room for all");
-    // SAFETY: as in `send`.
-    shared.places.0[number as usize % 2].with_mut(|place| unsafe { *place = number });
-    let header = RecordHeader { epoch: number, ..Default::default() };
-    let (line, offset) = (writer.header_line(header, len).unwrap(), writer.reserved_offset().unwrap());
-    let position = u64::from_le_bytes(line[24..32].try_into().unwrap());
-    // SAFETY: the reserved record's header line, of which the checker has the position word.
-    unsafe { writer.memory().data().add(offset as usize).cast::<[u8; 24]>().write(line[..24].try_into().unwrap()) };
-    writer.memory().position(offset).store(position.to_le(), loom::sync::atomic::Ordering::Relaxed);
+    fill(writer, shared, number, len);
+    store_line(writer, number, len, 0);
     if writer.publish(len) {
         shared.reader_bell.ring();
     }
 }
 
-fn model(records: u32, len: usize, send: fn(&mut Writer<Private>, &Shared, u32, usize)) {
+/// As [`send`], of short records that are followed by one fence for all, as a rank that sends to several makes it before it waits: after the
+/// second of them.
+fn send_short(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) {
+    fill(writer, shared, number, len);
+    assert!(writer.commit_only(header(number), len));
+    if number % 2 == 1 {
+        full_fence(); // of all short records
+        if writer.must_ring() {
+            shared.reader_bell.ring();
+        }
+    }
+}
+
+/// The header line of the reserved record, with these flags in its position word.
+fn store_line(writer: &Writer<Private>, number: u32, len: usize, flags: u64) {
+    let (line, offset) = (writer.header_line(header(number), len).unwrap(), writer.reserved_offset().unwrap());
+    let position = u64::from_le_bytes(line[24..32].try_into().unwrap());
+    // SAFETY: the reserved record's header line, of which the checker has the position word.
+    unsafe { writer.memory().data().add(offset as usize).cast::<[u8; 24]>().write(line[..24].try_into().unwrap()) };
+    writer.memory().position(offset).store((position | flags).to_le(), Ordering::Release);
+}
+
+fn shared() -> Arc<Shared> {
+    let places = Places([UnsafeCell::new(u32::MAX), UnsafeCell::new(u32::MAX)]);
+    Arc::new(Shared { reader_bell: Bell::default(), writer_bell: Bell::default(), places })
+}
+
+fn pair(start: u64) -> (Writer<Private>, Reader<Private>) {
+    let (w, r) = Private::pair(16 << 10);
+    (Writer::starting_at(w, start), Reader::starting_at(r, start))
+}
+
+fn check(promise: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
-    builder.check(move || {
-        let (w, r) = Private::pair(16 << 10);
-        let places = Places([UnsafeCell::new(u32::MAX), UnsafeCell::new(u32::MAX)]);
-        let shared = Arc::new(Shared { reader_bell: Bell::default(), writer_bell: Bell::default(), places });
+    builder.check(promise);
+}
+
+fn model(records: u32, len: usize, start: u64, send: fn(&mut Writer<Private>, &Shared, u32, usize)) {
+    check(move || {
+        let shared = shared();
         let theirs = shared.clone();
-        let mut reader = Reader::new(r);
-        let mut writer = Writer::new(w);
+        let (mut writer, mut reader) = pair(start);
         let sender = thread::spawn(move || {
             for number in 0..records {
                 send(&mut writer, &theirs, number, len);
@@ -124,22 +166,204 @@ fn model(records: u32, len: usize, send: fn(&mut Writer<Private>, &Shared, u32, 
 /// Half of the ring each, so that the third record needs the room of the first.
 #[test]
 fn no_wake_up_is_lost_and_no_room_is_used_before_it_was_given_back() {
-    model(3, 8128, send);
+    model(3, 8128, 0, send);
 }
 
 #[test]
 fn what_is_received_was_complete_when_it_was_published() {
-    model(2, 100, send);
+    model(2, 100, 0, send);
 }
 
 #[test]
 fn a_tiny_record_is_complete_when_its_line_is() {
-    model(2, 8, send);
+    model(2, 8, 0, send);
 }
 
 #[test]
 fn what_a_mover_wrote_is_complete_when_the_tail_says_so() {
-    model(2, 100, send_moved);
+    model(2, 100, 0, send_moved);
+}
+
+/// The second record begins where the indices start again, and the third needs the room of the first.
+#[test]
+fn all_that_holds_where_the_indices_wrap() {
+    model(3, 8128, LAST_HALF, send);
+}
+
+/// One line is left before the data area and the indices wrap, so that the first record comes after a skip.
+#[test]
+fn a_record_behind_a_skip_is_complete_when_its_line_is() {
+    model(2, 100, LAST_LINE, send);
+}
+
+#[test]
+fn a_record_that_a_mover_put_behind_a_skip_is_complete_when_the_tail_says_so() {
+    model(2, 100, LAST_LINE, send_moved);
+}
+
+#[test]
+fn one_fence_after_several_short_records_loses_no_wake_up() {
+    model(2, 8, 0, send_short);
+}
+
+/// What is between two looks of [`receive`]'s kind, for readers that may find that nothing comes any more.
+fn look(reader: &mut Reader<Private>, shared: &Shared, mut got: impl FnMut(u32)) -> bool {
+    match reader.try_receive().unwrap() {
+        Some((header, _)) => {
+            let number = header.epoch;
+            // SAFETY: as in `send`.
+            shared.places.0[number as usize % 2].with(|place| assert_eq!(unsafe { *place }, number));
+            got(number);
+            if reader.release() {
+                shared.writer_bell.ring();
+            }
+            true
+        }
+        None => false,
+    }
+}
+
+/// A writer that ends while it sends its second record: `step` is how far it comes. Whoever watches over processes rings once it is gone.
+fn dying_writer(step: usize) {
+    check(move || {
+        let shared = shared();
+        let theirs = shared.clone();
+        let (mut writer, mut reader) = pair(0);
+        let gone = Arc::new(AtomicBool::new(false));
+        let its_end = gone.clone();
+        let sender = thread::spawn(move || {
+            send(&mut writer, &theirs, 0, 100);
+            if step > 0 {
+                fill(&mut writer, &theirs, 1, 100);
+            }
+            if step > 1 {
+                // The position word tells that it is complete; the tail was not stored any more.
+                store_line(&writer, 1, 100, 1);
+            }
+            its_end.store(true, Ordering::Release);
+            theirs.reader_bell.ring();
+        });
+        let mut received = Vec::new();
+        loop {
+            let ended = gone.load(Ordering::Acquire);
+            if look(&mut reader, &shared, |number| received.push(number)) {
+                continue;
+            }
+            if ended {
+                break;
+            }
+            reader.arm();
+            if !reader.has_news() && !gone.load(Ordering::Acquire) {
+                shared.reader_bell.wait();
+            }
+            reader.disarm();
+        }
+        sender.join().unwrap();
+        // Whole records, and all that were complete.
+        let complete: &[u32] = if step > 1 { &[0, 1] } else { &[0] };
+        assert_eq!(received, complete);
+    });
+}
+
+#[test]
+fn of_a_writer_that_dies_between_two_records_the_first_is_received() {
+    dying_writer(0);
+}
+
+#[test]
+fn of_a_writer_that_dies_in_a_payload_nothing_of_it_is_received() {
+    dying_writer(1);
+}
+
+#[test]
+fn of_a_writer_that_dies_before_it_stores_the_tail_the_complete_record_is_received() {
+    dying_writer(2);
+}
+
+#[test]
+fn what_was_written_before_the_writer_left_is_received_before_its_leaving_is_believed() {
+    check(|| {
+        let shared = shared();
+        let theirs = shared.clone();
+        let (mut writer, mut reader) = pair(0);
+        let sender = thread::spawn(move || {
+            // Short, so that no fence lies between; the first record of a ring is told of by the tail alone.
+            fill(&mut writer, &theirs, 0, 8);
+            assert!(writer.commit_only(header(0), 8));
+            writer.post(Notice::Closed, "");
+            theirs.reader_bell.ring();
+        });
+        let mut received = 0;
+        loop {
+            if look(&mut reader, &shared, |_| received += 1) {
+                continue;
+            }
+            if reader.is_closed() {
+                break;
+            }
+            reader.arm();
+            if !reader.has_news() {
+                shared.reader_bell.wait();
+            }
+            reader.disarm();
+        }
+        assert_eq!(received, 1);
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn what_the_reader_gave_back_before_it_left_is_seen_with_its_leaving() {
+    check(|| {
+        let shared = shared();
+        let theirs = shared.clone();
+        let (mut writer, mut reader) = pair(0);
+        let receiver = thread::spawn(move || {
+            receive(&mut reader, &theirs, 0);
+            reader.post(Notice::Closed, "");
+            theirs.writer_bell.ring();
+        });
+        send(&mut writer, &shared, 0, 100);
+        loop {
+            writer.try_reserve(8).unwrap();
+            if writer.is_closed() {
+                break;
+            }
+            let _ = writer.is_drained();
+            writer.arm();
+            if !writer.has_news() {
+                shared.writer_bell.wait();
+            }
+            writer.disarm();
+        }
+        assert_eq!(writer.is_drained(), Ok(true));
+        receiver.join().unwrap();
+    });
+}
+
+/// Each life of a group has rings of its own; what is left of the one before can still store to its own ring and ring the reader's bell.
+#[test]
+fn a_writer_of_the_life_before_that_goes_on_neither_reaches_the_new_ring_nor_takes_its_wake_up() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        let shared = shared();
+        let (theirs, old) = (shared.clone(), shared.clone());
+        let (mut before, mut reader_before) = pair(0);
+        // It sleeps as the old life ends.
+        reader_before.arm();
+        let late = thread::spawn(move || {
+            assert!(before.try_reserve(8).unwrap().is_some());
+            if before.commit(header(7), 8) {
+                old.reader_bell.ring();
+            }
+        });
+        let (mut writer, mut reader) = pair(0);
+        let sender = thread::spawn(move || send(&mut writer, &theirs, 0, 8));
+        receive(&mut reader, &shared, 0);
+        sender.join().unwrap();
+        late.join().unwrap();
+    });
 }
 
 #[test]
