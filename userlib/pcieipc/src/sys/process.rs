@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
         Once,
         atomic::{AtomicU32, Ordering},
@@ -14,11 +14,13 @@ use std::{
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags},
+    sched::{CpuSet, sched_getaffinity},
     sys::{
         signal::SigSet,
         socket::{getsockopt, sockopt},
         time::TimeSpec,
     },
+    unistd::Pid,
 };
 
 /// A process other than ours, by a descriptor that stands for it alone, even after its number is used again.
@@ -35,12 +37,23 @@ impl Life {
         if let Ok(fd) = getsockopt(&socket, sockopt::PeerPidfd) {
             return Ok(Self(fd));
         }
-        let pid = getsockopt(&socket, sockopt::PeerCredentials)?.pid();
+        Self::of(getsockopt(&socket, sockopt::PeerCredentials)?.pid())
+    }
+
+    fn of(pid: i32) -> io::Result<Self> {
         // SAFETY: takes two integers and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let fd = Errno::result(fd)?;
         // SAFETY: just returned, owned by nobody else; descriptors fit into an int.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    }
+
+    /// The processors that it may use; nothing where that can not be known, as of a process in a container of its own.
+    pub fn processors(&self) -> Option<CpuSet> {
+        let known = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).ok()?;
+        let pid: i32 = known.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
+        // 0 stands for a process of another namespace, -1 for one that has ended.
+        (pid > 0).then(|| sched_getaffinity(Pid::from_raw(pid)).ok())?
     }
 
     /// Whether the process has ended.
@@ -98,4 +111,27 @@ pub fn wait_readable(fds: &[BorrowedFd<'_>], time: Duration) -> io::Result<u64> 
     }
     let ready = polled.iter().enumerate().filter(|(_, p)| p.revents().is_some_and(|r| !r.is_empty()));
     Ok(ready.fold(0, |bits, (i, _)| bits | 1 << i))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::sched_setaffinity;
+
+    use super::*;
+
+    #[test]
+    fn the_processors_of_another_process_are_known_while_it_lives() {
+        let own = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        let last = (0..CpuSet::count()).rev().find(|cpu| own.is_set(*cpu).unwrap()).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let life = Life::of(child.id() as i32).unwrap();
+        let all = life.processors();
+        let mut one = CpuSet::new();
+        one.set(last).unwrap();
+        sched_setaffinity(Pid::from_raw(child.id() as i32), &one).unwrap();
+        let pinned = life.processors();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((all, pinned, life.processors()), (Some(own), Some(one), None));
+    }
 }

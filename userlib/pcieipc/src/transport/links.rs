@@ -11,7 +11,7 @@ use std::{
 use super::{
     Counters, Wire,
     board::Watch,
-    patience::{LOOKS_BETWEEN_CHECKS, Patience, Pause},
+    patience::{LOOKS_BETWEEN_CHECKS, Patience, Pause, processors},
 };
 use crate::{
     control::{Defence, is_without},
@@ -85,7 +85,7 @@ impl<W: Wire> RankLinks<W> {
                 place.writer.keep_apart();
             }
         }
-        let patience = Patience::new(peers.len());
+        let patience = Patience::new(peers.len(), processors(peers.iter().flatten().filter_map(|peer| peer.life.as_deref())));
         let counters = Counters::default();
         let (left, watch, by, home) = (false, None, None, Home::here());
         Self { rank, peers, wire, bell, data_bytes, patience, unrung: 0, counters, left, watch, by, home }

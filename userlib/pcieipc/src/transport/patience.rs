@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How long a rank looks at a ring before it sleeps.
 
+use nix::{
+    sched::{CpuSet, sched_getaffinity},
+    unistd::Pid,
+};
+
+use crate::sys::Life;
+
 /// Pauses of a processor that a rank has for itself, about 50 µs.
 const MOST_SPINS: u32 = 1000;
 /// Looks without a pause before them: a short message comes within them, and a pause would be a good part of its time.
@@ -31,9 +38,8 @@ pub enum Pause {
 }
 
 impl Patience {
-    /// For a group of `ranks` on the processors that this process may use.
-    pub fn new(ranks: usize) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    /// For a group of `ranks` on so many processors.
+    pub fn new(ranks: usize, processors: usize) -> Self {
         // When ranks share processors, what a rank waits for often can only happen after it has let go.
         let (most_spins, yields) = if ranks <= processors { (MOST_SPINS, 4) } else { (64, 16) };
         Self { most_spins, spins: most_spins, yields }
@@ -68,13 +74,44 @@ impl Patience {
     }
 }
 
+/// How many processors this process and these may use together: each rank may be bound to one of its own.
+pub fn processors<'a>(others: impl Iterator<Item = &'a Life>) -> usize {
+    let here = std::thread::available_parallelism().map_or(1, |n| n.get());
+    match sched_getaffinity(Pid::from_raw(0)) {
+        Ok(own) => together(here, own, others.filter_map(Life::processors)),
+        Err(_) => here,
+    }
+}
+
+fn together(here: usize, own: CpuSet, others: impl Iterator<Item = CpuSet>) -> usize {
+    let of =
+        |sets: &[CpuSet]| (0..CpuSet::count()).filter(|cpu| sets.iter().any(|set| set.is_set(*cpu).unwrap_or(false))).count();
+    // What a control group gives less than that is of time, not of processors.
+    if of(&[own]) > here { here } else { of(&std::iter::once(own).chain(others).collect::<Vec<_>>()) }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Patience, Pause};
+    use super::{CpuSet, Patience, Pause, together};
+
+    fn set(cpus: &[usize]) -> CpuSet {
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|cpu| set.set(*cpu).unwrap());
+        set
+    }
+
+    #[test]
+    fn ranks_that_are_bound_to_a_processor_each_do_not_share_one() {
+        let bound = |cpus: &[&[usize]]| together(cpus[0].len(), set(cpus[0]), cpus[1..].iter().map(|cpus| set(cpus)));
+        assert_eq!((bound(&[&[3], &[5]]), bound(&[&[3], &[3]]), bound(&[&[0, 1], &[0, 1]])), (2, 1, 2));
+        assert!(!Patience::new(2, bound(&[&[3], &[5]])).is_crowded() && Patience::new(2, bound(&[&[3], &[3]])).is_crowded());
+        // A quota of one processor's time on a machine of eight.
+        assert_eq!(together(1, set(&[0, 1, 2, 3, 4, 5, 6, 7]), [set(&[8])].into_iter()), 1);
+    }
 
     #[test]
     fn every_wait_ends_asleep_and_long_waits_shorten_the_spinning() {
-        let mut patience = Patience::new(2);
+        let mut patience = Patience::new(2, 2);
         let looks = |p: &Patience| (0..).find(|n| p.after(*n) == Pause::Sleep).unwrap();
         let first = looks(&patience);
         for _ in 0..20 {
