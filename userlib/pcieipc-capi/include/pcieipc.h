@@ -375,8 +375,8 @@ const char *pcieipc_last_error(void);
 // Stores to `out` who and what this thread's last error is about. Its own failure is not remembered.
 enum pcieipc_status pcieipc_last_error_detail(struct pcieipc_error *out);
 
-// The name of a status, such as "PeerDied". Never NULL, never freed.
-const char *pcieipc_status_name(enum pcieipc_status status);
+// The name of a status, such as "PeerDied"; "Unknown" for a number that is none. Never NULL, never freed.
+const char *pcieipc_status_name(uint32_t status);
 
 // The library's version, such as "0.1.0".
 const char *pcieipc_version(void);

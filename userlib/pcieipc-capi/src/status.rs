@@ -147,25 +147,27 @@ pub unsafe extern "C" fn pcieipc_last_error_detail(out: *mut pcieipc_error) -> p
     }
 }
 
-/// The name of a status, such as "PeerDied". Never NULL, never freed.
+/// The name of a status, such as "PeerDied"; "Unknown" for a number that is none. Never NULL, never freed.
 #[no_mangle]
-pub extern "C" fn pcieipc_status_name(status: pcieipc_status) -> *const c_char {
-    let name = match status {
-        pcieipc_status::Ok => "Ok\0",
-        pcieipc_status::Timeout => "Timeout\0",
-        pcieipc_status::PeerDied => "PeerDied\0",
-        pcieipc_status::EndpointRecovering => "EndpointRecovering\0",
-        pcieipc_status::EndpointGone => "EndpointGone\0",
-        pcieipc_status::LinkDegraded => "LinkDegraded\0",
-        pcieipc_status::Mismatch => "Mismatch\0",
-        pcieipc_status::Corrupt => "Corrupt\0",
-        pcieipc_status::Aborted => "Aborted\0",
-        pcieipc_status::Argument => "Argument\0",
-        pcieipc_status::Meeting => "Meeting\0",
-        pcieipc_status::Device => "Device\0",
-        pcieipc_status::System => "System\0",
-        pcieipc_status::Internal => "Internal\0",
-    };
+pub extern "C" fn pcieipc_status_name(status: u32) -> *const c_char {
+    use pcieipc_status as S;
+    let all = [
+        (S::Ok, "Ok\0"),
+        (S::Timeout, "Timeout\0"),
+        (S::PeerDied, "PeerDied\0"),
+        (S::EndpointRecovering, "EndpointRecovering\0"),
+        (S::EndpointGone, "EndpointGone\0"),
+        (S::LinkDegraded, "LinkDegraded\0"),
+        (S::Mismatch, "Mismatch\0"),
+        (S::Corrupt, "Corrupt\0"),
+        (S::Aborted, "Aborted\0"),
+        (S::Argument, "Argument\0"),
+        (S::Meeting, "Meeting\0"),
+        (S::Device, "Device\0"),
+        (S::System, "System\0"),
+        (S::Internal, "Internal\0"),
+    ];
+    let name = all.into_iter().find(|(of, _)| *of as u32 == status).map_or("Unknown\0", |(_, name)| name);
     name.as_ptr().cast()
 }
 
@@ -173,4 +175,21 @@ pub extern "C" fn pcieipc_status_name(status: pcieipc_status) -> *const c_char {
 #[no_mangle]
 pub extern "C" fn pcieipc_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_name_and_wrong_ones_are_unknown() {
+        // SAFETY: never NULL and ends with a zero byte, which is what is promised.
+        let name = |status| unsafe { CStr::from_ptr(pcieipc_status_name(status)) }.to_str().unwrap().to_owned();
+        let all: Vec<String> = (0..16).map(name).collect();
+        assert_eq!((all[0].as_str(), all[2].as_str(), all[13].as_str()), ("Ok", "PeerDied", "Internal"));
+        let different: std::collections::HashSet<&String> = all[..14].iter().collect();
+        assert!(different.len() == 14 && all[14..] == ["Unknown", "Unknown"] && name(u32::MAX) == "Unknown", "{all:?}");
+    }
 }
