@@ -3,9 +3,11 @@
 //! A doorbell page mapped to a user: rings without a system call, where profile and administrator allow it.
 //!
 //! When the device is in trouble, is reset or goes, the mapping turns into a page that nobody reads; a store to it is lost and
-//! nobody is killed. It comes back only by mapping it again in the new generation.
+//! nobody is killed. It comes back only by mapping it again in the new generation. One that a writer mapped by a channel's
+//! descriptor turns into such a page for good when the channel ends: the endpoint may have another user then.
 
 use crate::{
+    channel::Channel,
     endpoint::Endpoint,
     inline, limits, mapping_inode,
     memory::Pages,
@@ -28,6 +30,8 @@ const _: () = assert!(crate::profile::BELL_BYTES <= 1 << ENDPOINT_SHIFT);
 struct Bell {
     endpoint: Arc<Endpoint>,
     generation: u64,
+    /// The channel whose descriptor it was mapped by; none when the endpoint's own session mapped it, which its VMAs keep open.
+    channel: Option<Arc<Channel>>,
     /// Frame of the page in the BAR.
     frame: usize,
     /// What takes its place when the device may not be touched.
@@ -62,7 +66,7 @@ pub(crate) fn is_bell(page_offset: usize) -> bool {
     page_offset as u64 & DOORBELL >> PAGE_SHIFT != 0
 }
 
-/// Maps a doorbell page of `endpoint`, as long as it lives in `generation`.
+/// Maps a doorbell page of `endpoint`, as long as it lives in `generation` and `channel`, by whose descriptor it is mapped, is open.
 ///
 /// # Errors
 ///
@@ -75,6 +79,7 @@ pub(crate) unsafe fn map(
     vma: *mut bindings::vm_area_struct,
     endpoint: &Arc<Endpoint>,
     generation: u64,
+    channel: Option<&Arc<Channel>>,
     page_offset: usize,
 ) -> Result {
     let bell = &endpoint.profile.doorbell;
@@ -97,8 +102,14 @@ pub(crate) unsafe fn map(
     new.try_clear_mayexec()?;
     let start = endpoint.doorbell_start as usize + bell.offset;
     let bell = Arc::new(
-        Bell { endpoint: endpoint.clone(), generation, frame: (start >> PAGE_SHIFT) + page, dummy: Pages::charged(1, -1)? },
-        GFP_KERNEL,
+        Bell {
+            endpoint: endpoint.clone(),
+            generation,
+            channel: channel.cloned(),
+            frame: (start >> PAGE_SHIFT) + page,
+            dummy: Pages::charged(1, -1)?,
+        },
+        GFP_KERNEL_ACCOUNT,
     )?;
     // SAFETY: The VMA is being set up. Nothing is inserted here: only the fault handler, under the gate, may do that, because a
     // zap does not find the VMA before `mmap` has returned. `close` gives the reference back.
@@ -119,6 +130,13 @@ impl Endpoint {
             let offset = DOORBELL | u64::from(self.id) << ENDPOINT_SHIFT;
             mapping_inode::zap(offset, 1 << ENDPOINT_SHIFT);
         }
+    }
+}
+
+impl Bell {
+    /// Whether a store may reach the device.
+    fn may_ring(&self) -> bool {
+        self.endpoint.status.check(self.generation).is_ok() && self.channel.as_ref().is_none_or(|channel| !channel.is_closed())
     }
 }
 
@@ -148,7 +166,7 @@ extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
         (fault.vma, &*(*fault.vma).vm_private_data.cast::<Bell>(), fault.address)
     };
     let gate = bell.endpoint.bell_gate.lock();
-    let frame = if bell.endpoint.status.check(bell.generation).is_ok() {
+    let frame = if bell.may_ring() {
         bell.frame
     } else {
         match bell.dummy.page(0) {

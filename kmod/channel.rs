@@ -342,6 +342,8 @@ impl Channel {
         if self.closed.cmpxchg(0, 1, Full).is_err() {
             return;
         }
+        // The writer may have mapped doorbells, which were its own as long as it was the channel's.
+        self.endpoint.zap_bells();
         self.drop_importers();
         self.endpoint.disown(self);
         if let Data::Device(window) = &self.data {

@@ -184,7 +184,7 @@ impl Export {
         if bell::is_bell(page_offset) {
             channel.check()?;
             // SAFETY: By the requirements of this function.
-            return unsafe { bell::map(vma, &channel.endpoint, channel.generation(), page_offset) };
+            return unsafe { bell::map(vma, &channel.endpoint, channel.generation(), Some(channel), page_offset) };
         }
         if window::is_window(page_offset) {
             return match &channel.data {

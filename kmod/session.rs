@@ -256,6 +256,10 @@ impl Session {
             drop(vector.set_eventfd(eventfd));
         }
         vector.set_masked(call.flags & uapi::PCIEIPC_VECTOR_MASK != 0);
+        // The change may have come, and have been told, before the eventfd was there.
+        if call.fd >= 0 && endpoint.status.check(self.generation.load(Acquire)).is_err() {
+            vector.wake();
+        }
         Ok(())
     }
 
@@ -308,7 +312,7 @@ impl Session {
         if bell::is_bell(page_offset) {
             let (endpoint, generation) = self.usable()?;
             // SAFETY: By the requirements of this function.
-            return unsafe { bell::map(vma, endpoint, generation, page_offset) };
+            return unsafe { bell::map(vma, endpoint, generation, None, page_offset) };
         }
         if window::is_window(page_offset) {
             let found = self.find_window(window::start_of(page_offset))?;

@@ -24,6 +24,7 @@ use nix::{
     fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
     poll::PollFlags,
     sys::{
+        eventfd::{EfdFlags, EventFd},
         signal::{Signal, kill},
         wait::waitpid,
     },
@@ -268,6 +269,108 @@ fn a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal() {
     assert_eq!(signals(&new, Duration::from_millis(200)), 0, "an old mapping does not ring the new life");
 }
 
+/// Stores to a mapped doorbell, and says how many interrupts of the endpoint there were.
+fn rung(session: &Session, page: &Mapping, bell: &pcieipc_doorbell) -> u64 {
+    let before = session.info().interrupts;
+    for _ in 0..100 {
+        page.store32(bell.page_offset as usize, bell.value as u32);
+    }
+    // A ring of the session's own goes the same way behind them, so what the stores raised is counted when this has come.
+    let eventfd = session.eventfd(0);
+    session.ring(0).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1);
+    thread::sleep(Duration::from_millis(100));
+    session.info().interrupts - before - 1
+}
+
+fn a_doorbell_mapped_by_a_descriptor_ends_with_its_channel() {
+    for closes in [false, true] {
+        let session = Session::nth(0);
+        let channel = session.create(PAGE as u64, 2).unwrap();
+        let export = channel.export().unwrap();
+        let mut bell = pcieipc_doorbell::new();
+        call(&export, number::EXPORT_DOORBELL, &mut bell).unwrap();
+        let page = Mapping::new(&export, bell.map_offset, PAGE, READ_WRITE).unwrap();
+        let unused = Mapping::new(&export, bell.map_offset, PAGE, READ_WRITE).unwrap();
+        let eventfd = session.eventfd(2);
+        page.store32(bell.page_offset as usize, bell.value as u32);
+        assert_eq!(signals(&eventfd, SOON), 1);
+        // The endpoint's next user, in the same life, or the same one without that channel.
+        let generation = session.state().1;
+        let next = if closes {
+            drop(session);
+            Session::nth(0)
+        } else {
+            channel.destroy().unwrap();
+            session
+        };
+        assert_eq!(next.state(), (PCIEIPC_STATE_LIVE, generation));
+        for page in [&page, &unused] {
+            assert_eq!(rung(&next, page, &bell), 0, "closes: {closes}");
+        }
+        assert!(matches!(call(&export, number::EXPORT_DOORBELL, &mut bell), Err(Errno::ENODEV)));
+        assert_eq!(Mapping::new(&export, bell.map_offset, PAGE, READ_WRITE).map(drop), Err(Errno::ENODEV));
+    }
+    // Another channel's end takes no doorbell away.
+    let session = Session::nth(0);
+    let [channel, other] = [0; 2].map(|_| session.create(PAGE as u64, 2).unwrap());
+    let export = channel.export().unwrap();
+    let mut bell = pcieipc_doorbell::new();
+    call(&export, number::EXPORT_DOORBELL, &mut bell).unwrap();
+    let page = Mapping::new(&export, bell.map_offset, PAGE, READ_WRITE).unwrap();
+    page.store32(bell.page_offset as usize, bell.value as u32);
+    other.destroy().unwrap();
+    let eventfd = session.eventfd(2);
+    page.store32(bell.page_offset as usize, bell.value as u32);
+    assert_eq!(signals(&eventfd, SOON), 1);
+}
+
+fn an_eventfd_that_comes_behind_a_change_of_state_is_signalled_at_once() {
+    let session = Session::nth(0);
+    let function = session.function();
+    let eventfd = session.eventfd(1);
+    assert_eq!(signals(&eventfd, Duration::from_millis(100)), 0, "nothing has happened");
+    function.reset().unwrap();
+    // Nobody tells this change again, and who sleeps on the eventfd alone would never know.
+    assert!(signals(&session.eventfd(1), SOON) > 0, "the endpoint lives in another generation");
+    call(&session.node, number::RECOVER, &mut pcieipc_recover::new()).unwrap();
+    assert_eq!(signals(&session.eventfd(1), Duration::from_millis(100)), 0, "it is the session's again");
+}
+
+fn every_eventfd_that_was_accepted_while_the_endpoint_went_is_signalled() {
+    for _ in 0..20 {
+        let session = Session::nth(0);
+        let (serial, function) = (session.info().serial, session.function());
+        thread::scope(|scope| {
+            let setters: Vec<_> = (0..session.attached.vectors)
+                .map(|vector| {
+                    let session = &session;
+                    scope.spawn(move || {
+                        let mut last = None;
+                        loop {
+                            let eventfd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap();
+                            match session.set_eventfd(vector, eventfd.as_fd().as_raw_fd(), 0) {
+                                Ok(()) => last = Some(eventfd),
+                                Err(Errno::ENODEV) => return last,
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(20));
+            function.unbind().unwrap();
+            for setter in setters {
+                let last = setter.join().unwrap();
+                assert!(last.is_none_or(|eventfd| signals(&eventfd, SOON) > 0), "whoever waits for it sleeps for ever");
+            }
+        });
+        drop(session);
+        function.bind().unwrap();
+        living(serial);
+    }
+}
+
 fn ring_memory_can_be_pinned_as_registration_with_a_gpu_or_a_network_card_does() {
     let session = Session::nth(0);
     let channel = session.create(1 << 16, 0).unwrap();
@@ -353,6 +456,9 @@ fn main() -> ExitCode {
             two_readers_of_one_session_share_its_events,
             ringing_too_often_is_eagain_and_works_again_soon,
             a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal,
+            a_doorbell_mapped_by_a_descriptor_ends_with_its_channel,
+            an_eventfd_that_comes_behind_a_change_of_state_is_signalled_at_once,
+            every_eventfd_that_was_accepted_while_the_endpoint_went_is_signalled,
             ring_memory_can_be_pinned_as_registration_with_a_gpu_or_a_network_card_does,
             killed_processes_leave_nothing_behind,
             descriptors_are_closed_on_exec,
