@@ -84,6 +84,30 @@ int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *clie
 
 /* What is added to an address in a BAR for a peer below the same switch; for a device that is being probed. */
 int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset);
+void __iomem *pcieipc_inline_ioremap_wc(phys_addr_t start, size_t size);
+void __iomem *pcieipc_inline_ioremap_wc(phys_addr_t start, size_t size)
+{
+	return ioremap_wc(start, size);
+}
+
+void pcieipc_inline_iounmap(void __iomem *at);
+void pcieipc_inline_iounmap(void __iomem *at)
+{
+	iounmap(at);
+}
+
+void pcieipc_inline_clear_io(void __iomem *at, size_t size);
+void pcieipc_inline_clear_io(void __iomem *at, size_t size)
+{
+	memset_io(at, 0, size);
+}
+
+u32 pcieipc_inline_read_io(void __iomem *at);
+u32 pcieipc_inline_read_io(void __iomem *at)
+{
+	return readl(at);
+}
+
 int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset)
 {
 	struct p2pdma_provider *provider;

@@ -4,7 +4,7 @@
 //! headers bindgen does not read.
 
 use crate::dmabuf::Provider;
-use core::ffi::c_void;
+use core::{ffi::c_void, ptr::NonNull};
 use kernel::{
     bindings,
     error::{from_err_ptr, to_result},
@@ -26,6 +26,10 @@ unsafe extern "C" {
     fn pcieipc_inline_free_memtype_wc(start: u64, size: u64);
     fn pcieipc_inline_p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32;
     fn pcieipc_inline_peer_offset(pdev: *mut bindings::pci_dev, bar: i32, offset: *mut u64) -> i32;
+    fn pcieipc_inline_ioremap_wc(start: u64, size: usize) -> *mut c_void;
+    fn pcieipc_inline_iounmap(at: *mut c_void);
+    fn pcieipc_inline_clear_io(at: *mut c_void, size: usize);
+    fn pcieipc_inline_read_io(at: *mut c_void) -> u32;
     fn pcieipc_inline_peer_provider(pdev: *mut bindings::pci_dev, bar: i32) -> *mut c_void;
     fn pcieipc_inline_wmb();
     fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
@@ -159,6 +163,58 @@ pub(crate) unsafe fn p2pdma_distance(provider: *mut bindings::pci_dev, client: *
 /// What is added to an address in a BAR to give the address that a peer below the same switch uses.
 ///
 /// # Errors
+/// A range of a BAR in the kernel's address space, write-combined.
+pub(crate) struct IoRange {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+impl IoRange {
+    /// Maps `size` bytes, at least 4, from `start` on.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` without memory.
+    ///
+    /// # Safety
+    ///
+    /// The range is part of a memory BAR.
+    pub(crate) unsafe fn new(start: u64, size: usize) -> Result<Self> {
+        // SAFETY: By the requirements of this function.
+        let start = NonNull::new(unsafe { pcieipc_inline_ioremap_wc(start, size) }.cast()).ok_or(ENOMEM)?;
+        Ok(Self { start, size })
+    }
+
+    /// Stores zeroes into `size` bytes from `offset` on, as far as they are in the range.
+    ///
+    /// # Safety
+    ///
+    /// The device may be touched.
+    pub(crate) unsafe fn clear(&self, offset: usize, size: usize) {
+        let offset = offset.min(self.size);
+        // SAFETY: Inside of what is mapped; by the requirements of this function.
+        unsafe { pcieipc_inline_clear_io(self.start.as_ptr().add(offset).cast(), size.min(self.size - offset)) }
+    }
+
+    /// Reads from it, so that what was stored before is in the device when this returns.
+    ///
+    /// # Safety
+    ///
+    /// The device may be touched.
+    pub(crate) unsafe fn settle(&self) {
+        wmb();
+        // SAFETY: The range has 4 bytes at least; by the requirements of this function.
+        unsafe { pcieipc_inline_read_io(self.start.as_ptr().cast()) };
+    }
+}
+
+impl Drop for IoRange {
+    fn drop(&mut self) {
+        // SAFETY: Mapped in `new`.
+        unsafe { pcieipc_inline_iounmap(self.start.as_ptr().cast()) };
+    }
+}
+
 ///
 /// `ENOMEM` without memory.
 ///

@@ -134,6 +134,8 @@ pub(crate) struct Profile {
     /// Bits of a bus address that the device can drive.
     pub(crate) dma_bits: u32,
 }
+    /// Peers see the endpoint's memory too, by intent, so it is not cleared for a user.
+    pub(crate) memory_shared: bool,
 
 /// A name in the form that a profile holds it.
 pub(crate) const fn name(text: &str) -> [u8; 32] {
@@ -173,6 +175,7 @@ impl Profile {
     };
 
     /// QEMU's `ivshmem-doorbell`: the interrupts of a shared-memory device, without DMA.
+        memory_shared: false,
     pub(crate) const IVSHMEM: Self = Self {
         name: name("ivshmem-doorbell"),
         signature: None,
@@ -188,6 +191,7 @@ impl Profile {
     };
 
     /// QEMU's `edu`: one interrupt, which has to be acknowledged, raised by a register or by the
+        memory_shared: true,
     /// engine.
     pub(crate) const EDU: Self = Self {
         name: name("edu"),
@@ -204,6 +208,7 @@ impl Profile {
     };
 
     /// Whether nothing that users map holds registers, no field lies outside of its slot, and stores are aligned.
+        memory_shared: false,
     pub(crate) fn is_sound(&self) -> bool {
         let bell = &self.doorbell;
         let last = bell.offset_of(self.vectors.saturating_sub(1) as usize) + bell.width as usize;

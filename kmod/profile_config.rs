@@ -124,7 +124,9 @@ attributes! {
     // 1: the engine and the control registers of the soft endpoint, in BAR 0.
     soft_engine: 24 = 0,
     engine_vector: 25 = NONE,
-    enable: 26 = 0,
+    // 1: its peers see its memory, so what is in it is not cleared for a new channel.
+    memory_shared: 26 = 0,
+    enable: 27 = 0,
 }
 
 /// A profile that is being filled in.
@@ -223,6 +225,7 @@ impl Draft {
             engine: if flag(values[at::soft_engine])? { Engine::Soft } else { Engine::None },
             acknowledge: acknowledge(values)?,
             memory_bar: optional(values[at::memory_bar]).map(bar).transpose()?,
+            memory_shared: flag(values[at::memory_shared])?,
             user_dma: flag(values[at::user_dma])?,
             dma_bits,
         };

@@ -3,7 +3,8 @@
 //! A channel's data area in an endpoint's own memory, so that another endpoint's engine writes it directly.
 //!
 //! It has no struct pages and does not outlive the device: at reset, error, removal and the channel's end every mapping turns into
-//! a page that nobody reads, and the status page, which is in host memory, tells. Stores are write-combining.
+//! a page that nobody reads, and the status page, which is in host memory, tells. Stores are write-combining. A range is cleared when it is
+//! taken: what a former user left in it is nobody else's business, and a device that is gone could not be cleared at the end.
 
 use crate::{
     dmabuf::DmaBuf,
@@ -26,6 +27,9 @@ use kernel::{
 
 /// Bits of an offset below an endpoint's id: 1 TiB of memory.
 const ENDPOINT_SHIFT: u32 = 40;
+
+/// Bytes that are cleared at a time, with the gate held: microseconds.
+const CLEARED: usize = 64 << 10;
 
 /// A range of an endpoint's memory; gives it back when dropped.
 #[pin_data(PinnedDrop)]
@@ -50,7 +54,7 @@ impl Window {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` without memory, `ENOSPC` when it is used up, `ENOMEM` without host memory.
+    /// `EOPNOTSUPP` without memory, `ENOSPC` when it is used up, `ENOMEM` without host memory, what the endpoint's state says.
     pub(crate) fn new(endpoint: &Arc<Endpoint>, generation: u64, bytes: u64) -> Result<Arc<Self>> {
         let dummy = Pages::charged(1, -1)?;
         let start = endpoint.take_memory(bytes)?;
@@ -62,7 +66,35 @@ impl Window {
             dummy,
             dmabuf <- new_mutex!(None, "pcieipc_dmabuf"),
         });
-        Arc::pin_init(window, GFP_KERNEL).inspect_err(|_| endpoint.give_memory(start))
+        let window = Arc::pin_init(window, GFP_KERNEL_ACCOUNT).inspect_err(|_| endpoint.give_memory(start))?;
+        if !endpoint.profile.memory_shared {
+            window.clear()?;
+        }
+        Ok(window)
+    }
+
+    /// Stores zeroes into all of it, before anybody can map it.
+    fn clear(&self) -> Result {
+        // SAFETY: A range of the memory BAR, which the endpoint checked when it gave it.
+        let range = unsafe { inline::IoRange::new(self.endpoint.memory_start + self.start, self.bytes as usize) }?;
+        for offset in (0..self.bytes as usize).step_by(CLEARED) {
+            // As a fault does: whoever changes the state waits for the gate, and then no such store is made any more.
+            let gate = self.endpoint.bell_gate.lock();
+            self.check()?;
+            // SAFETY: It lives, and while the gate is held it may be touched.
+            unsafe { range.clear(offset, CLEARED) };
+            drop(gate);
+        }
+        let gate = self.endpoint.bell_gate.lock();
+        self.check()?;
+        // SAFETY: As above. What another endpoint's engine writes next is not overtaken by these stores.
+        unsafe { range.settle() };
+        drop(gate);
+        Ok(())
+    }
+
+    fn check(&self) -> Result {
+        self.endpoint.status.check(self.generation.load(Acquire))
     }
 
     /// Where it is mapped.
@@ -81,7 +113,7 @@ impl Window {
 
     /// Whether its generation is the endpoint's, which lives.
     pub(crate) fn may_be_reached(&self) -> bool {
-        self.endpoint.status.check(self.generation.load(Acquire)).is_ok()
+        self.check().is_ok()
     }
 
     /// Other drivers may map it, or have let go of it when this returns.

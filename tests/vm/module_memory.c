@@ -18,6 +18,32 @@ int main(void)
 		gives(b, PCIEIPC_IOCTL_ATTACH, CALL(pcieipc_attach, .endpoint = ids[1]), 0) &&
 		gives(c, PCIEIPC_IOCTL_ATTACH, CALL(pcieipc_attach, .endpoint = ids[2]), 0), "three_sessions_attach");
 
+	/* One user's data are not the next one's, wherever in the endpoint's memory and whatever the size of the channel. */
+	uint64_t *seen = NULL, left = 0, looked = 0;
+
+	for (int user = 0; user < 3; user++) {
+		struct pcieipc_channel_create made = { .size = sizeof(made), .flags = PCIEIPC_CHANNEL_DEVICE_MEMORY, .data_bytes = user == 1 ? BYTES / 2 : BYTES };
+		struct pcieipc_channel_fd out = { .size = sizeof(out) };
+		uint64_t *all = NULL;
+
+		if (gives(c, PCIEIPC_IOCTL_CHANNEL_CREATE, &made, 0) && (out.channel = made.channel) && gives(c, PCIEIPC_IOCTL_CHANNEL_EXPORT, &out, 0)) {
+			seen = map(c, made.data_bytes, PROT_READ, made.data_offset);
+			all = map(out.fd, made.data_bytes, PROT_READ | PROT_WRITE, made.data_offset);
+		}
+		for (uint64_t i = 0; seen && all && i < made.data_bytes / 8; i++, looked++)
+			left += seen[i] != 0;
+		for (uint64_t i = 0; all && i < made.data_bytes / 8; i++)
+			all[i] = 0x5ec5ec5ec5ec5ecULL + i;
+		if (seen && all && (seen[77] != 0x5ec5ec5ec5ec5ecULL + 77 || munmap(seen, made.data_bytes) || munmap(all, made.data_bytes)))
+			looked = 0;
+		close(out.fd);
+		close(c);
+		c = open_node();
+		gives(c, PCIEIPC_IOCTL_ATTACH, CALL(pcieipc_attach, .endpoint = ids[2]), 0);
+	}
+	printf("# %llu words looked at, %llu left\n", (unsigned long long)looked, (unsigned long long)left);
+	promise(looked == 5 * BYTES / 2 / 8 && !left, "device_memory_is_cleared_between_users");
+
 	/* B reads from its own memory. */
 	struct pcieipc_channel_create create = { .size = sizeof(create), .flags = PCIEIPC_CHANNEL_DEVICE_MEMORY, .data_bytes = BYTES, .vector = 3 };
 	struct pcieipc_channel_create small = { .size = sizeof(small), .flags = PCIEIPC_CHANNEL_DEVICE_MEMORY, .data_bytes = 65536 };
