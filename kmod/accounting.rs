@@ -3,7 +3,7 @@
 //! Who pays for memory: RLIMIT_MEMLOCK of the user who made it, and the module's own limits.
 //!
 //! The charge is on the user and not on the process or the session, because an exported channel outlives both. The memory
-//! cgroup is charged by the page allocator.
+//! cgroup is charged by the allocators, for what is no page of a channel too.
 
 use crate::{inline, limits};
 use core::ptr::NonNull;
@@ -20,17 +20,45 @@ static TOTAL: Atomic<u64> = Atomic::new(0);
 /// Pages that the module holds now, whoever pays; for the state in debugfs and for leak checks.
 pub(crate) static LIVE_PAGES: Atomic<i64> = Atomic::new(0);
 
+/// A user of the machine, whatever processes are theirs.
+pub(crate) struct User(NonNull<bindings::user_struct>);
+
+// SAFETY: A `user_struct` is reference-counted and its counter atomic; both may be used from any thread.
+unsafe impl Send for User {}
+// SAFETY: As above.
+unsafe impl Sync for User {}
+
+impl User {
+    /// That of the calling process.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` without one, which no process is.
+    pub(crate) fn current() -> Result<Self> {
+        Ok(Self(NonNull::new(inline::current_user()).ok_or(EINVAL)?))
+    }
+}
+
+impl PartialEq for User {
+    fn eq(&self, other: &Self) -> bool {
+        // There is one for each user as long as somebody refers to it.
+        self.0 == other.0
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // SAFETY: Gives back the reference that `current_user` took.
+        unsafe { bindings::free_uid(self.0.as_ptr()) };
+    }
+}
+
 /// A number of pages charged to a user, given back when dropped.
 pub(crate) struct Charge {
-    user: NonNull<bindings::user_struct>,
+    user: User,
     pages: i64,
     bytes: u64,
 }
-
-// SAFETY: A `user_struct` is reference-counted and its counter atomic; both may be used from any thread.
-unsafe impl Send for Charge {}
-// SAFETY: As above; a shared `Charge` has no methods that write.
-unsafe impl Sync for Charge {}
 
 impl Charge {
     /// Charges `pages` to the caller's user.
@@ -47,8 +75,7 @@ impl Charge {
             limits::say(|| pr_info!("refused {bytes} bytes: over max_total_bytes={limit}, {} in use\n", total - bytes));
             return Err(ENOSPC);
         }
-        let user = NonNull::new(inline::current_user()).ok_or(EINVAL)?;
-        let charge = Self { user, pages: pages as i64, bytes };
+        let charge = Self { user: User::current()?, pages: pages as i64, bytes };
         let held = charge.counter().fetch_add(charge.pages, Relaxed) + charge.pages;
         let limit = inline::memlock_limit();
         // Asked only where it matters: the question is audited, and an answer of no would be on record for nothing.
@@ -68,7 +95,7 @@ impl Charge {
 
     fn counter(&self) -> &Atomic<i64> {
         // SAFETY: `user` holds a reference, so the counter is valid; the kernel accesses it atomically only.
-        unsafe { Atomic::from_ptr(&raw mut (*self.user.as_ptr()).locked_vm.counter) }
+        unsafe { Atomic::from_ptr(&raw mut (*self.user.0.as_ptr()).locked_vm.counter) }
     }
 }
 
@@ -76,8 +103,6 @@ impl Drop for Charge {
     fn drop(&mut self) {
         self.counter().fetch_sub(self.pages, Relaxed);
         TOTAL.fetch_sub(self.bytes, Relaxed);
-        // SAFETY: Gives back the reference that `current_user` took.
-        unsafe { bindings::free_uid(self.user.as_ptr()) };
     }
 }
 

@@ -24,13 +24,13 @@ impl<T: Record> Call<T> {
     ///
     /// # Errors
     ///
-    /// `EFAULT` when it cannot be read, `EINVAL` when it is shorter than its first version, `E2BIG` when it is longer than
+    /// `EFAULT` when it cannot be read, `EINVAL` when it is shorter and not its first version, `E2BIG` when it is longer than
     /// what is known here and the rest is not zero.
     pub(crate) fn read(arg: usize) -> Result<Self> {
         let address = UserPtr::from_addr(arg);
         let user_size: u32 = UserSlice::new(address, size_of::<u32>()).reader().read()?;
         let user_size = user_size as usize;
-        if user_size < size_of::<T>() {
+        if user_size < size_of::<T>() && user_size != T::FIRST {
             return Err(EINVAL);
         }
         if user_size > PAGE_SIZE {
@@ -40,7 +40,9 @@ impl<T: Record> Call<T> {
         let mut record = T::default();
         {
             let bytes = bytes_mut(&mut record);
-            reader.read_slice(bytes)?;
+            let known = user_size.min(bytes.len());
+            // What a shorter structure lacks stays zero.
+            reader.read_slice(&mut bytes[..known])?;
             // The size was read twice; what was checked is what counts.
             bytes[..size_of::<u32>()].copy_from_slice(&(user_size as u32).to_ne_bytes());
         }

@@ -154,7 +154,7 @@ impl Channel {
                 closed: Atomic::new(0),
                 bucket: Bucket::new(),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
         .inspect_err(|_| endpoint.unmap(key))?;
         endpoint.adopt(&channel).inspect_err(|_| endpoint.unmap(key))?;

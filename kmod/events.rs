@@ -6,6 +6,7 @@
 //! that a flood of lesser events cannot hide one.
 
 use crate::{
+    accounting::User,
     limits,
     uapi::{self, kind},
 };
@@ -44,7 +45,7 @@ pub(crate) struct Event {
 
 /// The queue proper: no locks, no waiting.
 pub(crate) struct Ring {
-    slots: KVec<uapi::pcieipc_event>,
+    slots: KVVec<uapi::pcieipc_event>,
     head: usize,
     length: usize,
     sequence: u64,
@@ -65,7 +66,7 @@ impl Ring {
     /// `ENOMEM` without memory.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         Ok(Self {
-            slots: KVec::from_elem(uapi::pcieipc_event::default(), capacity + RESERVED, GFP_KERNEL)?,
+            slots: KVVec::from_elem(uapi::pcieipc_event::default(), capacity + RESERVED, GFP_KERNEL_ACCOUNT)?,
             head: 0,
             length: 0,
             sequence: 0,
@@ -168,6 +169,8 @@ pub(crate) struct Queue {
     endpoint: Atomic<u32>,
     /// The one endpoint that the session may know of.
     only: Option<u32>,
+    /// Whose session it is.
+    pub(crate) user: User,
 }
 
 impl Queue {
@@ -177,6 +180,7 @@ impl Queue {
     ///
     /// `ENOMEM` without memory.
     pub(crate) fn new(only: Option<u32>) -> Result<impl PinInit<Self>> {
+        let user = User::current()?;
         let ring = Ring::new(limits::event_queue())?;
         let waiters = PollCondVarBox::new(c"pcieipc_events", kernel::static_lock_class!())?;
         Ok(pin_init!(Self {
@@ -184,6 +188,7 @@ impl Queue {
             waiters,
             endpoint: Atomic::new(0),
             only,
+            user,
         }))
     }
 

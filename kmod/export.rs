@@ -71,7 +71,7 @@ impl Export {
         channel.take_export()?;
         let export = Self { seen: Atomic::new(channel.freed()), channel };
         // From here on dropping `export` gives the right to the descriptor back.
-        let export = KBox::new(export, GFP_KERNEL)?;
+        let export = KBox::new(export, GFP_KERNEL_ACCOUNT)?;
         let reservation = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
         let private = KBox::into_raw(export);
         // SAFETY: The operations have an owner and take a boxed `Export` as private data.

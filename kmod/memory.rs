@@ -51,6 +51,7 @@ impl Pages {
     }
 
     fn allocate(count: usize, node: i32, charge: Option<Charge>) -> Result<Arc<Self>> {
+        // The list is not charged to the cgroup, the pages are: over the limit it would call the OOM killer, and they give ENOMEM.
         let mut pages = Self { pages: KVVec::with_capacity(count, GFP_KERNEL)?, _charge: charge };
         let mut order = MAX_ORDER;
         while pages.pages.len() < count {
@@ -61,7 +62,7 @@ impl Pages {
                 None => return Err(ENOMEM),
             }
         }
-        Ok(Arc::new(pages, GFP_KERNEL)?)
+        Ok(Arc::new(pages, GFP_KERNEL_ACCOUNT)?)
     }
 
     fn adopt(&mut self, first: NonNull<bindings::page>, order: u32) -> Result {

@@ -144,6 +144,10 @@ module! {
             default: 256,
             description: "most channels of one session",
         },
+        max_sessions: u32 {
+            default: 1024,
+            description: "most sessions of one user",
+        },
         event_queue: u32 {
             default: 256,
             description: "events that a session's queue holds",

@@ -32,7 +32,8 @@ struct Past {
 pub(crate) struct Registry {
     endpoints: KVec<Arc<Endpoint>>,
     past: KVec<Past>,
-    queues: KVec<Arc<Queue>>,
+    /// One for each session.
+    queues: KVVec<Arc<Queue>>,
 }
 
 kernel::sync::global_lock! {
@@ -40,7 +41,7 @@ kernel::sync::global_lock! {
     unsafe(uninit) static REGISTRY: Mutex<Registry> = Registry {
         endpoints: KVec::new(),
         past: KVec::new(),
-        queues: KVec::new(),
+        queues: KVVec::new(),
     };
 }
 
@@ -66,7 +67,7 @@ pub(crate) struct Contents;
 
 impl Drop for Contents {
     fn drop(&mut self) {
-        let empty = Registry { endpoints: KVec::new(), past: KVec::new(), queues: KVec::new() };
+        let empty = Registry { endpoints: KVec::new(), past: KVec::new(), queues: KVVec::new() };
         let old = core::mem::replace(&mut *REGISTRY.lock(), empty);
         drop(old);
     }
@@ -175,9 +176,17 @@ pub(crate) fn ids() -> Result<KVec<u32>> {
 ///
 /// # Errors
 ///
-/// `ENOMEM` without memory.
+/// `ENOSPC` over the limit of sessions, because an event goes to each of them in turn; `ENOMEM` without memory.
 pub(crate) fn listen(queue: &Arc<Queue>) -> Result {
-    Ok(REGISTRY.lock().queues.push(queue.clone(), GFP_KERNEL)?)
+    let limit = limits::sessions() as usize;
+    let mut registry = REGISTRY.lock();
+    let of_user = registry.queues.iter().filter(|other| other.user == queue.user).count();
+    if of_user < limit && registry.queues.len() < limits::SESSIONS {
+        return Ok(registry.queues.push(queue.clone(), GFP_KERNEL)?);
+    }
+    drop(registry);
+    limits::say(|| pr_info!("refused a session: over max_sessions={limit} of one user, or {} of all\n", limits::SESSIONS));
+    Err(ENOSPC)
 }
 
 /// Removes a listener.
@@ -225,7 +234,7 @@ mod tests {
     }
 
     fn registry(past: &[(u32, Identity)]) -> Result<Registry> {
-        let mut registry = Registry { endpoints: KVec::new(), past: KVec::new(), queues: KVec::new() };
+        let mut registry = Registry { endpoints: KVec::new(), past: KVec::new(), queues: KVVec::new() };
         for (id, identity) in past {
             registry.past.push(Past { id: *id, identity: *identity, bridge: None }, GFP_KERNEL)?;
         }

@@ -76,7 +76,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` without memory, `EPERM` for a kernel thread, `ENODEV` when the node's endpoint is gone.
+    /// `ENOMEM` without memory, `ENOSPC` over the limit of sessions, `EPERM` for a kernel thread, `ENODEV` when the node's endpoint is gone.
     pub(crate) fn new(only: Option<u32>) -> Result<Arc<Self>> {
         if only.is_some_and(|id| registry::find(id).is_none()) {
             return Err(ENODEV);
@@ -85,7 +85,7 @@ impl Session {
         if mm.is_null() {
             return Err(EPERM);
         }
-        let queue = Arc::pin_init(Queue::new(only)?, GFP_KERNEL)?;
+        let queue = Arc::pin_init(Queue::new(only)?, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: The calling task's own `mm` is valid; the reference is given back in `drop`.
         unsafe { bindings::mmgrab(mm) };
         let session = Arc::pin_init(
@@ -102,7 +102,7 @@ impl Session {
                     "pcieipc_session"
                 ),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
         .inspect_err(|_| {
             // SAFETY: Taken above, and the session that would give it back was not made.
@@ -431,4 +431,5 @@ pub(crate) fn query(call: &mut uapi::pcieipc_query) {
     call.page_size = PAGE_SIZE as u32;
     call.correctable_per_second = limits::correctable_per_second();
     call.link_sample_ms = limits::link_sample_ms();
+    call.max_sessions = limits::sessions();
 }

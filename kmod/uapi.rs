@@ -23,7 +23,10 @@ pub(crate) use view::*;
 /// # Safety
 ///
 /// Implementors hold integers only and have no padding, so that they can be read and written as bytes.
-pub(crate) unsafe trait Record: Copy + Default {}
+pub(crate) unsafe trait Record: Copy + Default {
+    /// Bytes of its first version: a caller may know no more.
+    const FIRST: usize;
+}
 
 #[allow(dead_code)] // used in constants only
 const fn field_size<T, F>(_: fn(&T) -> &F) -> usize {
@@ -31,19 +34,21 @@ const fn field_size<T, F>(_: fn(&T) -> &F) -> usize {
 }
 
 macro_rules! records {
-    ($($name:ident { $($field:ident),+ $(,)? })+) => {$(
+    ($($name:ident $(from $first:literal)? { $($field:ident),+ $(,)? })+) => {$(
         const _: () = assert!(0 $(+ field_size(|record: &$name| &record.$field))+ == size_of::<$name>());
         const _: () = assert!(core::mem::offset_of!($name, size) == 0);
         // SAFETY: All fields are integers or arrays of them; the assertion above adds up their sizes, so there is no padding.
-        unsafe impl Record for $name {}
+        unsafe impl Record for $name {
+            const FIRST: usize = [$($first,)? size_of::<$name>()][0];
+        }
     )+};
 }
 
 records! {
-    pcieipc_query {
+    pcieipc_query from 88 {
         size, flags, user_version, user_oldest, version, oldest, caps, max_channel_bytes, max_session_bytes,
         max_total_bytes, max_channels, max_copy_bytes, max_endpoints, event_queue, doorbells_per_second, page_size,
-        correctable_per_second, link_sample_ms,
+        correctable_per_second, link_sample_ms, max_sessions, __reserved,
     }
     pcieipc_enumerate { size, flags, ids, count, __reserved }
     pcieipc_endpoint_info {

@@ -55,7 +55,7 @@
  *   EXPORT_RING      ESTALE EIO ENODEV EAGAIN
  *   EXPORT_EVENTFD   EBADF
  *   EXPORT_DOORBELL  ESTALE EIO ENODEV EOPNOTSUPP EPERM
- *   open             ENODEV ENOMEM
+ *   open             ENODEV ENOMEM ENOSPC
  *   read             EINVAL EFAULT EAGAIN EINTR
  *   mmap             EINVAL EACCES ENOENT ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP EPERM ENOMEM
  *   poll
@@ -134,6 +134,8 @@
  * @correctable_per_second: out: most correctable-error events of one endpoint
  * @link_sample_ms: out: how often link speed and width are sampled
  *
+ * @max_sessions: out: most sessions of one user; 0 from a module that has no such limit
+ * @__reserved: 0
  * Errors: EPROTO the versions exclude each other (the structure is filled in all the same).
  */
 struct pcieipc_query {
@@ -156,6 +158,9 @@ struct pcieipc_query {
 	__u32 correctable_per_second;
 	__u32 link_sample_ms;
 };
+	/* A caller may know no more than what is above: 88 bytes. */
+	__u32 max_sessions;
+	__u32 __reserved;
 
 /**
  * struct pcieipc_enumerate - PCIEIPC_IOCTL_ENUMERATE: the ids of all endpoints

@@ -39,7 +39,7 @@ impl Session {
             return Err(ENOSPC);
         }
         let room = 1 + table.pending as usize;
-        table.entries.reserve(room, GFP_KERNEL)?;
+        table.entries.reserve(room, GFP_KERNEL_ACCOUNT)?;
         table.next_id += 1;
         table.bytes += bytes;
         table.pending += 1;

@@ -105,6 +105,25 @@ int main(void)
 	if (!out || !data)
 		return finish();
 
+	/* Open files of the node, before they are attached to anything. */
+	enum { SESSIONS = 200 };
+	static int sessions[SESSIONS];
+	long unopened = cgroup_bytes();
+	int opened = 0;
+
+	while (opened < SESSIONS && (sessions[opened] = open(PCIEIPC_NODE, O_RDWR | O_CLOEXEC)) >= 0)
+		opened++;
+	struct pcieipc_query limits = { .size = sizeof(limits), .user_version = PCIEIPC_ABI_VERSION, .user_oldest = PCIEIPC_ABI_OLDEST };
+
+	gives(all, PCIEIPC_IOCTL_QUERY, &limits, 0);
+	/* What each must have: its queue of events. */
+	long queues = (long)opened * limits.event_queue * (long)sizeof(struct pcieipc_event);
+
+	printf("# %d sessions: memory of the cgroup %ld -> %ld, their queues %ld\n", opened, unopened, cgroup_bytes(), queues);
+	promise(opened == SESSIONS && cgroup_bytes() - unopened >= queues, "sessions_are_charged_to_the_memory_cgroup");
+	while (opened)
+		close(sessions[--opened]);
+
 	int direct = open("/dev/vda", O_RDONLY | O_DIRECT), buffered = open("/dev/vda", O_RDONLY);
 
 	promise(pread(direct, out + 8192, 65536, 4096) == 65536 && pread(buffered, plain, 65536, 4096) == 65536 && !memcmp(data + 8192, plain, 65536),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How long the module stays: while anything of it is open or mapped, and not a moment longer.
 
-use std::{fs, process::ExitCode, thread, time::Duration};
+use std::{fs, os::fd::OwnedFd, process::ExitCode, thread, time::Duration};
 
 use guest::{
     abi::pcieipc_channel,
@@ -14,8 +14,10 @@ use guest::{
 };
 use nix::{
     errno::Errno,
-    fcntl::OFlag,
+    fcntl::{OFlag, open},
     kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module},
+    sys::{stat::Mode, wait::waitpid},
+    unistd::{ForkResult, Uid, fork, pipe, setuid},
 };
 
 fn rmmod() -> Result<(), Errno> {
@@ -104,17 +106,56 @@ fn channels_give_all_their_memory_back() {
     assert!(returned, "{} MiB less than before", (before - available()) >> 20);
 }
 
+fn open_node() -> Result<OwnedFd, Errno> {
+    open("/dev/pcieipc", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
+}
+
+/// How many sessions another user can open, looking for one more than `expected`, and why no more.
+fn open_as_another_user(expected: u8) -> (u8, Errno) {
+    let (answer, tell) = pipe().unwrap();
+    // SAFETY: the child makes system calls only and leaves at once.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let mut bytes = [0, 0];
+            // The group stays root's, which may open the node.
+            if setuid(Uid::from_raw(65534)).is_ok() {
+                let mut open = Vec::with_capacity(usize::from(expected) + 1);
+                for _ in 0..=expected {
+                    match open_node() {
+                        Ok(fd) => open.push(fd),
+                        Err(error) => {
+                            bytes[1] = error as u8;
+                            break;
+                        }
+                    }
+                }
+                bytes[0] = open.len() as u8;
+            }
+            let _ = nix::unistd::write(&tell, &bytes);
+            // SAFETY: leaves at once.
+            unsafe { libc::_exit(0) }
+        }
+        ForkResult::Parent { child } => {
+            drop(tell);
+            let mut bytes = [0; 2];
+            assert_eq!(nix::unistd::read(&answer, &mut bytes), Ok(2));
+            waitpid(child, None).unwrap();
+            (bytes[0], Errno::from_raw(bytes[1].into()))
+        }
+    }
+}
+
 fn limits_are_what_the_parameters_say_in_query_and_in_fact() {
     machine::reload(
         c"max_channel_bytes=65536 max_session_bytes=163840 max_total_bytes=327680 max_channels=3 event_queue=32 \
-          doorbells_per_second=77 correctable_per_second=3 link_sample_ms=50",
+          doorbells_per_second=77 correctable_per_second=3 link_sample_ms=50 max_sessions=4",
     );
     {
         let [one, two] = [0, 1].map(Session::nth);
         let told = one.node.query();
         assert_eq!((told.max_channel_bytes, told.max_session_bytes, told.max_total_bytes), (64 << 10, 160 << 10, 320 << 10));
         assert_eq!((told.max_channels, told.event_queue, told.doorbells_per_second), (3, 32, 77));
-        assert_eq!((told.correctable_per_second, told.link_sample_ms), (3, 50));
+        assert_eq!((told.correctable_per_second, told.link_sample_ms, told.max_sessions), (3, 50, 4));
         let make = |session: &Session, kib: u64| session.create(kib << 10, 0).map(|channel| channel.id());
         let end = |session: &Session, channel| {
             let mut ended = pcieipc_channel { channel, ..Record::new() };
@@ -133,6 +174,12 @@ fn limits_are_what_the_parameters_say_in_query_and_in_fact() {
         assert_eq!(make(&two, 16), Err(Errno::ENOSPC), "all over their limit");
         assert_eq!(machine::module_state("channel bytes"), 300 << 10, "a refusal charges nothing");
         make(&two, 8).unwrap();
+        // Two more sessions of this user, and none beyond; another user has as many.
+        let more = [0; 2].map(|_| Node::open(OFlag::empty()));
+        assert_eq!(open_node().map(drop), Err(Errno::ENOSPC), "a fifth session");
+        assert_eq!(open_as_another_user(4), (4, Errno::ENOSPC));
+        drop(more);
+        assert_eq!(open_node().map(drop), Ok(()), "closed ones do not count");
     }
     machine::reload(c"");
 }

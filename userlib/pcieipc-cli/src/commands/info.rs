@@ -125,6 +125,7 @@ fn module_json(limits: &Limits, version: Option<String>) -> Value {
         "max_session_bytes": limits.max_session_bytes, "max_total_bytes": limits.max_total_bytes,
         "max_channels": limits.max_channels, "max_copy_bytes": limits.max_copy_bytes, "max_endpoints": limits.max_endpoints,
         "event_queue": limits.event_queue, "doorbells_per_second": limits.doorbells_per_second, "page_size": limits.page_size,
+        "max_sessions": limits.max_sessions,
     })
 }
 

@@ -58,10 +58,12 @@ pub struct pcieipc_query {
     pub page_size: __u32,
     pub correctable_per_second: __u32,
     pub link_sample_ms: __u32,
+    pub max_sessions: __u32,
+    pub __reserved: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of pcieipc_query"][::core::mem::size_of::<pcieipc_query>() - 88usize];
+    ["Size of pcieipc_query"][::core::mem::size_of::<pcieipc_query>() - 96usize];
     ["Alignment of pcieipc_query"][::core::mem::align_of::<pcieipc_query>() - 8usize];
     ["Offset of field: pcieipc_query::size"][::core::mem::offset_of!(pcieipc_query, size) - 0usize];
     ["Offset of field: pcieipc_query::flags"]
@@ -98,6 +100,10 @@ const _: () = {
         [::core::mem::offset_of!(pcieipc_query, correctable_per_second) - 80usize];
     ["Offset of field: pcieipc_query::link_sample_ms"]
         [::core::mem::offset_of!(pcieipc_query, link_sample_ms) - 84usize];
+    ["Offset of field: pcieipc_query::max_sessions"]
+        [::core::mem::offset_of!(pcieipc_query, max_sessions) - 88usize];
+    ["Offset of field: pcieipc_query::__reserved"]
+        [::core::mem::offset_of!(pcieipc_query, __reserved) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

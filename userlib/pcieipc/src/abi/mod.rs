@@ -60,7 +60,7 @@ mod tests {
             size_of::<pcieipc_export_eventfd>(),
             size_of::<pcieipc_event>(),
         ];
-        assert_eq!(sizes, [88, 24, 24, 144, 32, 32, 16, 64, 56, 16, 16, 48, 16, 16, 40, 16, 64, 16, 64]);
+        assert_eq!(sizes, [96, 24, 24, 144, 32, 32, 16, 64, 56, 16, 16, 48, 16, 16, 40, 16, 64, 16, 64]);
         assert_eq!(offset_of!(pcieipc_query, caps), 24);
         assert_eq!(offset_of!(pcieipc_query, link_sample_ms), 84);
         assert_eq!(offset_of!(pcieipc_status, word), 0);
@@ -70,7 +70,9 @@ mod tests {
         assert_eq!(offset_of!(pcieipc_copy, bytes), 32);
         assert_eq!(offset_of!(pcieipc_export_info, status_offset), 56);
         assert_eq!(offset_of!(pcieipc_event, detail), 32);
-        assert_eq!(pcieipc_query::sized().size, 88);
+        // The first version ended there.
+        assert_eq!(offset_of!(pcieipc_query, max_sessions), 88);
+        assert_eq!(pcieipc_query::sized().size, 96);
     }
 
     #[test]

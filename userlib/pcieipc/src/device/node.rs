@@ -49,6 +49,8 @@ pub struct Limits {
     pub doorbells_per_second: u32,
     /// Bytes of a page.
     pub page_size: u32,
+    /// Most sessions of one user; 0 when the module is older than this limit.
+    pub max_sessions: u32,
 }
 
 /// `/dev/pcieipc`, opened, and of a version that this library works with.
@@ -126,6 +128,7 @@ impl Node {
             event_queue: query.event_queue,
             doorbells_per_second: query.doorbells_per_second,
             page_size: query.page_size.max(4096),
+            max_sessions: query.max_sessions,
         };
         Ok(Self { kernel, fd: Arc::new(fd), limits })
     }

@@ -382,6 +382,21 @@ pub fn limits(tally: &Tally) {
         let admin = pcieipc_admin { action: PCIEIPC_ADMIN_RESET, endpoint, ..Record::new() };
         assert_eq!(ask(tally, &session.node, Call::ADMIN, &mut { admin }), Err(Errno::EPERM));
     });
+    child("a user with too many sessions", || {
+        let most = Node::open(OFlag::empty()).query().max_sessions;
+        let descriptors = u64::from(most) + 64;
+        setrlimit(Resource::RLIMIT_NOFILE, descriptors, descriptors).unwrap_or_else(|error| panic!("{error}"));
+        // The group stays root's, which may open the node; nobody else here is this user.
+        setuid(65534.into()).unwrap_or_else(|error| panic!("{error}"));
+        let mut open = Vec::new();
+        let refused = loop {
+            match open_node(tally, "/dev/pcieipc") {
+                Ok(node) => open.push(node),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((open.len(), refused), (most as usize, Errno::ENOSPC));
+    });
 
     let session = Session::nth(0);
     let channel = session.create(PAGE as u64, 0).unwrap_or_else(|error| panic!("{error}"));
