@@ -28,6 +28,8 @@ struct pcieipc_dmabuf {
 	bool allowed;
 };
 
+/* In inline.c. */
+bool pcieipc_inline_ratelimit(void);
 /* In dmabuf.rs: the last reference to the dma-buf is gone. */
 void pcieipc_dmabuf_released(void *owner);
 
@@ -42,9 +44,12 @@ static int pcieipc_dmabuf_attach(struct dma_buf *buf, struct dma_buf_attachment 
 	/* There are no struct pages, and the range may be taken back at any time. */
 	if (!attachment->peer2peer || !dma_buf_attach_revocable(attachment))
 		return -EOPNOTSUPP;
-	/* The kernel's log then says what is between the two. */
-	if (pci_p2pdma_distance(range->pdev, attachment->dev, true) < 0)
+	if (pci_p2pdma_distance(range->pdev, attachment->dev, false) < 0) {
+		/* Asked again, the core says what is between the two; without a limit, and users of the importing driver can cause it. */
+		if (pcieipc_inline_ratelimit())
+			pci_p2pdma_distance(range->pdev, attachment->dev, true);
 		return -EOPNOTSUPP;
+	}
 	return 0;
 }
 

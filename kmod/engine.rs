@@ -286,7 +286,7 @@ pub(crate) fn stop(endpoint: &Endpoint) -> bool {
     };
     if !stopped {
         if endpoint.status.state() == state::LIVE {
-            dev_warn!(endpoint.pdev, "the engine does not stop; taken off the bus\n");
+            limits::say(|| dev_warn!(endpoint.pdev, "the engine does not stop; taken off the bus\n"));
         }
         endpoint.silence();
     }

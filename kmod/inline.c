@@ -7,6 +7,7 @@
 #include <linux/io.h>
 #include <linux/pci.h>
 #include <linux/pci-p2pdma.h>
+#include <linux/ratelimit.h>
 #include <linux/security.h>
 #include <linux/pgtable.h>
 #include <linux/sched/signal.h>
@@ -144,6 +145,15 @@ unsigned long pcieipc_inline_memlock_limit(void)
 {
 	return rlimit(RLIMIT_MEMLOCK);
 }
+/* Ten messages in five seconds. The module's own: the state of printk_ratelimit() is shared with the whole kernel. */
+static DEFINE_RATELIMIT_STATE(messages, DEFAULT_RATELIMIT_INTERVAL, DEFAULT_RATELIMIT_BURST);
+
+bool pcieipc_inline_ratelimit(void);
+bool pcieipc_inline_ratelimit(void)
+{
+	return ___ratelimit(&messages, "pcieipc");
+}
+
 
 u64 pcieipc_inline_array_index_nospec(u64 index, u64 size);
 u64 pcieipc_inline_array_index_nospec(u64 index, u64 size)

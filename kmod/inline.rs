@@ -34,6 +34,7 @@ unsafe extern "C" {
     fn pcieipc_inline_wmb();
     fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
     fn pcieipc_inline_memlock_limit() -> usize;
+    fn pcieipc_inline_ratelimit() -> bool;
     fn pcieipc_inline_array_index_nospec(index: u64, size: u64) -> u64;
     fn anon_inode_getfile(
         name: *const c_char,
@@ -254,6 +255,22 @@ pub(crate) fn current_user() -> *mut bindings::user_struct {
 pub(crate) fn memlock_limit() -> usize {
     // SAFETY: Reads a limit of the calling task.
     unsafe { pcieipc_inline_memlock_limit() }
+}
+
+/// Makes the page table for one page of a VMA, so that inserting a frame there allocates nothing; false without memory.
+///
+/// # Safety
+///
+/// `vma` is the VMA of a fault that is being handled, and `address` lies in it.
+pub(crate) unsafe fn prepare_page_table(vma: *mut bindings::vm_area_struct, address: usize) -> bool {
+    // SAFETY: By the requirements of this function. Without a function for its entries this only makes the table.
+    unsafe { bindings::apply_to_page_range((*vma).vm_mm, address, PAGE_SIZE, None, core::ptr::null_mut()) == 0 }
+}
+
+/// Whether one more of the messages that users cause may be printed now.
+pub(crate) fn ratelimit() -> bool {
+    // SAFETY: The state is static, and locked where it is changed.
+    unsafe { pcieipc_inline_ratelimit() }
 }
 
 /// Checks an index that a user chose, and keeps the processor from speculating past the check.

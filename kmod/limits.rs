@@ -3,7 +3,6 @@
 //! The module's limits, from its parameters, and a brake on its messages.
 
 use crate::module_parameters as parameters;
-use kernel::{bindings, str::CStrExt as _};
 
 /// Largest number of endpoints at a time.
 pub(crate) const ENDPOINTS: u32 = 256;
@@ -79,8 +78,7 @@ pub(crate) fn unsafe_noiommu() -> bool {
 
 /// Calls `message` unless too many messages were printed lately: users can cause these at will.
 pub(crate) fn say(message: impl FnOnce()) {
-    // SAFETY: Exported for exactly this; the name is a C string.
-    if unsafe { bindings::__printk_ratelimit(c"pcieipc".as_char_ptr()) } != 0 {
+    if crate::inline::ratelimit() {
         message();
     }
 }

@@ -165,7 +165,7 @@ module! {
             description: "how often link and presence of an endpoint are looked at",
         },
         storm_interrupts: u32 {
-            default: 20_000,
+            default: 40_000,
             description: "interrupts of one vector in 0.1 s that mask it for a while, 0 for never",
         },
         doorbell_map: bool {
