@@ -165,6 +165,11 @@ extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
         let fault = &(*vmf).__bindgen_anon_1;
         (fault.vma, &*(*fault.vma).vm_private_data.cast::<Bell>(), fault.address)
     };
+    // Not under the gate, which error recovery and unbind wait for: a cgroup at its limit may take its time.
+    // SAFETY: The VMA and the address of this fault.
+    if !unsafe { inline::prepare_page_table(vma, address) } {
+        return bindings::vm_fault_reason_VM_FAULT_OOM;
+    }
     let gate = bell.endpoint.bell_gate.lock();
     let frame = if bell.may_ring() {
         bell.frame

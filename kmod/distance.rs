@@ -2,7 +2,10 @@
 
 //! How far two endpoints are from each other on the PCIe tree, and what makes it so.
 
-use crate::{endpoint::Endpoint, inline, limits, uapi};
+use crate::{
+    endpoint::{pci_raw, Endpoint},
+    inline, limits, uapi,
+};
 use core::ptr;
 use kernel::{bindings, prelude::*};
 
@@ -11,27 +14,34 @@ const DEPTH: usize = 32;
 
 /// The ports above a device, the lowest first.
 struct Path {
-    ports: KVec<*mut bindings::pci_dev>,
+    ports: [*mut bindings::pci_dev; DEPTH],
+    count: usize,
 }
 
 impl Path {
-    /// # Safety
-    ///
-    /// `pdev` is valid. Each device holds its bus and each bus its bridge, so the ports stay valid as long as `pdev`.
-    unsafe fn above(pdev: *mut bindings::pci_dev) -> Result<Self> {
-        let mut ports = KVec::new();
-        // SAFETY: By the requirements of this function.
-        let mut port = unsafe { (*(*pdev).bus).self_ };
-        while !port.is_null() && ports.len() < DEPTH {
-            ports.push(port, GFP_KERNEL)?;
-            // SAFETY: As above.
+    /// Each port holds its bus and each bus its bridge, so the ports stay valid as long as the endpoint, which holds the first.
+    fn above(endpoint: &Endpoint) -> Self {
+        let mut path = Self { ports: [ptr::null_mut(); DEPTH], count: 0 };
+        let mut port = endpoint.bridge.as_ref().map_or(ptr::null_mut(), |bridge| pci_raw(bridge));
+        for place in path.ports.iter_mut() {
+            if port.is_null() {
+                break;
+            }
+            *place = port;
+            path.count += 1;
+            // SAFETY: As above. A port is no virtual function, so its bus has the bridge above it.
             port = unsafe { (*(*port).bus).self_ };
         }
-        Ok(Self { ports })
+        path
+    }
+
+    /// The lowest first.
+    fn ports(&self) -> &[*mut bindings::pci_dev] {
+        self.ports.get(..self.count).unwrap_or_default()
     }
 
     fn position(&self, port: *mut bindings::pci_dev) -> Option<usize> {
-        self.ports.iter().position(|other| ptr::eq(*other, port))
+        self.ports().iter().position(|other| ptr::eq(*other, port))
     }
 
     /// Whether one of the lowest `count` ports sends peer traffic up to the root.
@@ -41,7 +51,7 @@ impl Path {
     /// The device below is valid.
     unsafe fn redirects(&self, count: usize) -> bool {
         // SAFETY: By the requirements of this function.
-        self.ports.iter().take(count).any(|port| unsafe { redirects(*port) })
+        self.ports().iter().take(count).any(|port| unsafe { redirects(*port) })
     }
 }
 
@@ -68,7 +78,7 @@ unsafe fn redirects(port: *mut bindings::pci_dev) -> bool {
 /// `EOPNOTSUPP`, with the reason in the kernel log.
 pub(crate) fn check_direct(from: &Endpoint, to: &Endpoint) -> Result {
     let mut far = uapi::pcieipc_distance::default();
-    measure(from, to, &mut far)?;
+    measure(from, to, &mut far);
     let reason = if far.reasons & uapi::PCIEIPC_FAR_HOST_BRIDGE != 0 {
         "the host bridge is between them"
     } else if far.reasons & uapi::PCIEIPC_FAR_ACS_REDIRECT != 0 {
@@ -83,23 +93,18 @@ pub(crate) fn check_direct(from: &Endpoint, to: &Endpoint) -> Result {
 }
 
 /// DISTANCE.
-///
-/// # Errors
-///
-/// `ENOMEM` without memory.
-pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_distance) -> Result {
+pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_distance) {
     if from.id == to.id {
         call.p2p = 1;
-        return Ok(());
+        return;
     }
-    // SAFETY: The endpoints hold references to their devices.
-    let (up, down) = unsafe { (Path::above(from.pci())?, Path::above(to.pci())?) };
-    let meeting = up.ports.iter().enumerate().find_map(|(hops, port)| Some((hops, down.position(*port)?)));
+    let (up, down) = (Path::above(from), Path::above(to));
+    let meeting = up.ports().iter().enumerate().find_map(|(hops, port)| Some((hops, down.position(*port)?)));
     let mut reasons = 0;
-    let (rise, fall) = meeting.unwrap_or((up.ports.len(), down.ports.len()));
+    let (rise, fall) = meeting.unwrap_or((up.count, down.count));
     // Ports up to where the paths meet decide, that one included: it is the only port between two functions of a card, and the
     // kernel's own answer, `p2p`, counts it too.
-    // SAFETY: As above.
+    // SAFETY: The endpoints hold their ports.
     let redirected = unsafe { up.redirects(rise + 1) || down.redirects(fall) };
     if from.identity.address >> 3 == to.identity.address >> 3 {
         reasons |= uapi::PCIEIPC_FAR_SAME_FUNCTION_CARD;
@@ -120,10 +125,9 @@ pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_d
     if through_root && (from.iommu.protects() || to.iommu.protects()) {
         reasons |= uapi::PCIEIPC_FAR_IOMMU;
     }
-    call.hops = if redirected { (up.ports.len() + down.ports.len() + 2) as u32 } else { (rise + fall + 2) as u32 };
+    call.hops = if redirected { (up.count + down.count + 2) as u32 } else { (rise + fall + 2) as u32 };
     call.reasons = reasons;
     // SAFETY: Both devices are valid.
     let allowed = unsafe { inline::p2pdma_distance(to.pci(), from.device()) };
     call.p2p = u32::from(allowed >= 0);
-    Ok(())
 }

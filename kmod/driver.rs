@@ -8,7 +8,7 @@ use crate::{
     engine,
     monitor::Running,
     msix,
-    profile::{BellValue, Profile, Signature},
+    profile::{BellValue, Engine, Profile, Signature, ENGINE_BAR, ENGINE_BYTES},
     profile_config,
     registers::Registers,
     registry,
@@ -191,6 +191,9 @@ fn mask(bits: u32) -> Result<DmaMask> {
 
 fn map_bars(pdev: &pci::Device<device::Bound>, profile: &Profile, registers: &mut Registers) -> Result {
     registers.map(pdev, profile.doorbell.bar)?;
+    if profile.engine != Engine::None {
+        registers.map(pdev, ENGINE_BAR)?;
+    }
     if let Some(rings) = &profile.rings {
         registers.map(pdev, rings.bar)?;
     }
@@ -210,6 +213,7 @@ fn check_bars(pdev: &pci::Device<device::Bound>, profile: &Profile) -> Result {
         profile.rings.as_ref().map(|rings| rings.bar),
         profile.acknowledge.as_ref().map(|acknowledge| acknowledge.bar),
         profile.memory_bar,
+        (profile.engine != Engine::None).then_some(ENGINE_BAR),
     ];
     // SAFETY: The device is being probed, and all numbers are those of BARs.
     let mut good = bars.into_iter().flatten().all(|bar| unsafe { crate::inline::is_memory_or_absent(pci_raw(pdev), bar) });
@@ -220,6 +224,9 @@ fn check_bars(pdev: &pci::Device<device::Bound>, profile: &Profile) -> Result {
     good &= fits(bell.bar, end)?;
     if let Some(rings) = &profile.rings {
         good &= fits(rings.bar, rings.offset + rings.stride * rings.slots as usize)?;
+    }
+    if profile.engine != Engine::None {
+        good &= fits(ENGINE_BAR, ENGINE_BYTES)?;
     }
     if let Some(acknowledge) = &profile.acknowledge {
         good &= fits(acknowledge.bar, acknowledge.status.max(acknowledge.clear) + 4)?;

@@ -104,8 +104,10 @@ pub(crate) struct Endpoint {
     pub(crate) memory_bytes: u64,
     /// Where its memory starts as the processor sees it.
     pub(crate) memory_start: u64,
-    /// What is added to an address of the processor to give the bus address, for peers.
+    /// What is added to an address of the processor to give the bus address, for peers: of the doorbells.
     pub(crate) bus_offset: u64,
+    /// The same of the memory.
+    pub(crate) memory_bus_offset: u64,
     /// By what other drivers reach its memory.
     pub(crate) provider: Provider,
     /// Bus-side start of the doorbell BAR as the processor sees it, for mapped doorbells.
@@ -153,7 +155,7 @@ impl Endpoint {
         vectors: u32,
     ) -> Result<Arc<Self>> {
         let raw = pci_raw(pdev);
-        // SAFETY: The device is being probed, so it and its bus are valid; a bus below a bridge has `self` set.
+        // SAFETY: The device is being probed, so it, its bus and the bridge above it are valid.
         let (identity, bridge) = unsafe {
             let bus = (*raw).bus;
             let domain = crate::inline::pci_domain_nr(bus) as u32;
@@ -164,7 +166,7 @@ impl Endpoint {
                 serial: bindings::pci_get_dsn(raw),
                 numa_node: (*raw).dev.numa_node,
             };
-            let port = (*bus).self_.cast::<pci::Device>();
+            let port = crate::inline::pci_upstream_bridge(raw).cast::<pci::Device>();
             let bridge = if port.is_null() { None } else { Some(ARef::from(&*port)) };
             (identity, bridge)
         };
@@ -177,6 +179,8 @@ impl Endpoint {
         let memory_start = profile.memory_bar.map_or(Ok(0), |bar| pdev.resource_start(bar))?;
         // SAFETY: The device is being probed; what this sets up ends with the binding.
         let bus_offset = unsafe { crate::inline::peer_offset(raw, profile.doorbell.bar) }?;
+        // SAFETY: As above.
+        let memory_bus_offset = profile.memory_bar.map_or(Ok(0), |bar| unsafe { crate::inline::peer_offset(raw, bar) })?;
         let provider = match profile.memory_bar {
             // SAFETY: As above, and peer traffic was just set up.
             Some(bar) => unsafe { crate::inline::peer_provider(raw, bar) },
@@ -200,6 +204,7 @@ impl Endpoint {
                 memory_bytes,
                 memory_start,
                 bus_offset,
+                memory_bus_offset,
                 provider,
                 doorbell_start,
                 status,

@@ -59,6 +59,8 @@ impl Nodes {
     fn serve(first: u32) -> Result<Self> {
         // SAFETY: The class is static.
         to_result(unsafe { bindings::class_register(&raw const CLASS.0) })?;
+        // Before anybody can open a node that was kept from before: with another number it would be that of all endpoints.
+        FIRST.store(first, Relaxed);
         // SAFETY: A new character device; it is given back below or in `drop`.
         let added = unsafe {
             NonNull::new(bindings::cdev_alloc()).ok_or(ENOMEM).and_then(|cdev| {
@@ -70,11 +72,9 @@ impl Nodes {
             })
         };
         match added {
-            Ok(cdev) => {
-                FIRST.store(first, Relaxed);
-                Ok(Self { first, cdev })
-            }
+            Ok(cdev) => Ok(Self { first, cdev }),
             Err(error) => {
+                FIRST.store(0, Relaxed);
                 // SAFETY: Registered above.
                 unsafe { bindings::class_unregister(&raw const CLASS.0) };
                 Err(error)

@@ -25,6 +25,13 @@ bool pcieipc_inline_pci_channel_offline(struct pci_dev *pdev)
 	return pci_channel_offline(pdev);
 }
 
+/* Of a virtual function too, whose bus may have no bridge of its own. */
+struct pci_dev *pcieipc_inline_pci_upstream_bridge(struct pci_dev *pdev);
+struct pci_dev *pcieipc_inline_pci_upstream_bridge(struct pci_dev *pdev)
+{
+	return pci_upstream_bridge(pdev);
+}
+
 /* I/O ports cannot be mapped to users, and their cookies are no addresses. */
 bool pcieipc_inline_is_memory_or_absent(struct pci_dev *pdev, int bar);
 bool pcieipc_inline_is_memory_or_absent(struct pci_dev *pdev, int bar)
@@ -77,14 +84,6 @@ void pcieipc_inline_free_memtype_wc(resource_size_t start, resource_size_t size)
 	arch_io_free_memtype_wc(start, size);
 }
 
-int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *client);
-int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *client)
-{
-	return pci_p2pdma_distance(provider, client, false);
-}
-
-/* What is added to an address in a BAR for a peer below the same switch; for a device that is being probed. */
-int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset);
 void __iomem *pcieipc_inline_ioremap_wc(phys_addr_t start, size_t size);
 void __iomem *pcieipc_inline_ioremap_wc(phys_addr_t start, size_t size)
 {
@@ -109,6 +108,14 @@ u32 pcieipc_inline_read_io(void __iomem *at)
 	return readl(at);
 }
 
+int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *client);
+int pcieipc_inline_p2pdma_distance(struct pci_dev *provider, struct device *client)
+{
+	return pci_p2pdma_distance(provider, client, false);
+}
+
+/* What is added to an address in a BAR for a peer below the same switch; for a device that is being probed. */
+int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset);
 int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset)
 {
 	struct p2pdma_provider *provider;
@@ -125,13 +132,26 @@ int pcieipc_inline_peer_offset(struct pci_dev *pdev, int bar, u64 *offset)
 void *pcieipc_inline_peer_provider(struct pci_dev *pdev, int bar);
 void *pcieipc_inline_peer_provider(struct pci_dev *pdev, int bar)
 {
+#ifdef CONFIG_PCI_P2PDMA
 	return rcu_access_pointer(pdev->p2pdma) ? pcim_p2pdma_provider(pdev, bar) : NULL;
+#else
+	return NULL;
+#endif
 }
 
 void pcieipc_inline_wmb(void);
 void pcieipc_inline_wmb(void)
 {
 	wmb();
+}
+
+/* Ten messages in five seconds. The module's own: the state of printk_ratelimit() is shared with the whole kernel. */
+static DEFINE_RATELIMIT_STATE(messages, DEFAULT_RATELIMIT_INTERVAL, DEFAULT_RATELIMIT_BURST);
+
+bool pcieipc_inline_ratelimit(void);
+bool pcieipc_inline_ratelimit(void)
+{
+	return ___ratelimit(&messages, "pcieipc");
 }
 
 struct user_struct *pcieipc_inline_get_current_user(void);
@@ -145,15 +165,6 @@ unsigned long pcieipc_inline_memlock_limit(void)
 {
 	return rlimit(RLIMIT_MEMLOCK);
 }
-/* Ten messages in five seconds. The module's own: the state of printk_ratelimit() is shared with the whole kernel. */
-static DEFINE_RATELIMIT_STATE(messages, DEFAULT_RATELIMIT_INTERVAL, DEFAULT_RATELIMIT_BURST);
-
-bool pcieipc_inline_ratelimit(void);
-bool pcieipc_inline_ratelimit(void)
-{
-	return ___ratelimit(&messages, "pcieipc");
-}
-
 
 u64 pcieipc_inline_array_index_nospec(u64 index, u64 size);
 u64 pcieipc_inline_array_index_nospec(u64 index, u64 size)

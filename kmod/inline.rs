@@ -8,6 +8,7 @@ use core::{ffi::c_void, ptr::NonNull};
 use kernel::{
     bindings,
     error::{from_err_ptr, to_result},
+    page::PAGE_SIZE,
     prelude::*,
 };
 
@@ -16,6 +17,7 @@ use kernel::{
 unsafe extern "C" {
     fn pcieipc_inline_pci_domain_nr(bus: *mut bindings::pci_bus) -> i32;
     fn pcieipc_inline_pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool;
+    fn pcieipc_inline_pci_upstream_bridge(pdev: *mut bindings::pci_dev) -> *mut bindings::pci_dev;
     fn pcieipc_inline_is_memory_or_absent(pdev: *mut bindings::pci_dev, bar: i32) -> bool;
     fn pcieipc_inline_page_address(page: *mut bindings::page) -> *mut c_void;
     fn pcieipc_inline_page_to_pfn(page: *mut bindings::page) -> usize;
@@ -24,17 +26,17 @@ unsafe extern "C" {
     fn pcieipc_inline_lockdown_dev_mem() -> i32;
     fn pcieipc_inline_reserve_memtype_wc(start: u64, size: u64) -> i32;
     fn pcieipc_inline_free_memtype_wc(start: u64, size: u64);
-    fn pcieipc_inline_p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32;
-    fn pcieipc_inline_peer_offset(pdev: *mut bindings::pci_dev, bar: i32, offset: *mut u64) -> i32;
     fn pcieipc_inline_ioremap_wc(start: u64, size: usize) -> *mut c_void;
     fn pcieipc_inline_iounmap(at: *mut c_void);
     fn pcieipc_inline_clear_io(at: *mut c_void, size: usize);
     fn pcieipc_inline_read_io(at: *mut c_void) -> u32;
+    fn pcieipc_inline_p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32;
+    fn pcieipc_inline_peer_offset(pdev: *mut bindings::pci_dev, bar: i32, offset: *mut u64) -> i32;
     fn pcieipc_inline_peer_provider(pdev: *mut bindings::pci_dev, bar: i32) -> *mut c_void;
     fn pcieipc_inline_wmb();
+    fn pcieipc_inline_ratelimit() -> bool;
     fn pcieipc_inline_get_current_user() -> *mut bindings::user_struct;
     fn pcieipc_inline_memlock_limit() -> usize;
-    fn pcieipc_inline_ratelimit() -> bool;
     fn pcieipc_inline_array_index_nospec(index: u64, size: u64) -> u64;
     fn anon_inode_getfile(
         name: *const c_char,
@@ -69,6 +71,16 @@ pub(crate) unsafe fn pci_domain_nr(bus: *mut bindings::pci_bus) -> i32 {
 pub(crate) unsafe fn pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool {
     // SAFETY: By the requirements of this function.
     unsafe { pcieipc_inline_pci_channel_offline(pdev) }
+}
+
+/// The bridge above a function, for a virtual one that above its physical function; null below a host bridge.
+///
+/// # Safety
+///
+/// `pdev` is being probed: a virtual function that is removed refers to its physical one no more.
+pub(crate) unsafe fn pci_upstream_bridge(pdev: *mut bindings::pci_dev) -> *mut bindings::pci_dev {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_pci_upstream_bridge(pdev) }
 }
 
 /// Whether a BAR is memory and no I/O ports, or is not there.
@@ -151,19 +163,6 @@ pub(crate) unsafe fn free_memtype_wc(start: u64, size: u64) {
     unsafe { pcieipc_inline_free_memtype_wc(start, size) }
 }
 
-/// The kernel's distance for peer traffic; negative when it allows none.
-///
-/// # Safety
-///
-/// Both devices are valid.
-pub(crate) unsafe fn p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32 {
-    // SAFETY: By the requirements of this function.
-    unsafe { pcieipc_inline_p2pdma_distance(provider, client) }
-}
-
-/// What is added to an address in a BAR to give the address that a peer below the same switch uses.
-///
-/// # Errors
 /// A range of a BAR in the kernel's address space, write-combined.
 pub(crate) struct IoRange {
     start: NonNull<u8>,
@@ -216,6 +215,19 @@ impl Drop for IoRange {
     }
 }
 
+/// The kernel's distance for peer traffic; negative when it allows none.
+///
+/// # Safety
+///
+/// Both devices are valid.
+pub(crate) unsafe fn p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32 {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_p2pdma_distance(provider, client) }
+}
+
+/// What is added to an address in a BAR to give the address that a peer below the same switch uses.
+///
+/// # Errors
 ///
 /// `ENOMEM` without memory.
 ///
@@ -245,18 +257,6 @@ pub(crate) fn wmb() {
     unsafe { pcieipc_inline_wmb() }
 }
 
-/// The user of the calling process, with a reference to be given back with `free_uid`.
-pub(crate) fn current_user() -> *mut bindings::user_struct {
-    // SAFETY: The credentials of the calling task are always valid for itself.
-    unsafe { pcieipc_inline_get_current_user() }
-}
-
-/// RLIMIT_MEMLOCK of the calling process, in bytes.
-pub(crate) fn memlock_limit() -> usize {
-    // SAFETY: Reads a limit of the calling task.
-    unsafe { pcieipc_inline_memlock_limit() }
-}
-
 /// Makes the page table for one page of a VMA, so that inserting a frame there allocates nothing; false without memory.
 ///
 /// # Safety
@@ -271,6 +271,18 @@ pub(crate) unsafe fn prepare_page_table(vma: *mut bindings::vm_area_struct, addr
 pub(crate) fn ratelimit() -> bool {
     // SAFETY: The state is static, and locked where it is changed.
     unsafe { pcieipc_inline_ratelimit() }
+}
+
+/// The user of the calling process, with a reference to be given back with `free_uid`.
+pub(crate) fn current_user() -> *mut bindings::user_struct {
+    // SAFETY: The credentials of the calling task are always valid for itself.
+    unsafe { pcieipc_inline_get_current_user() }
+}
+
+/// RLIMIT_MEMLOCK of the calling process, in bytes.
+pub(crate) fn memlock_limit() -> usize {
+    // SAFETY: Reads a limit of the calling task.
+    unsafe { pcieipc_inline_memlock_limit() }
 }
 
 /// Checks an index that a user chose, and keeps the processor from speculating past the check.

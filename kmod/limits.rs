@@ -6,9 +6,9 @@ use crate::module_parameters as parameters;
 
 /// Largest number of endpoints at a time.
 pub(crate) const ENDPOINTS: u32 = 256;
+
 /// Most sessions of all users.
 pub(crate) const SESSIONS: usize = 16384;
-
 
 /// Largest copy by an endpoint's engine in one call.
 pub(crate) const COPY_BYTES: u32 = 64 << 20;
@@ -35,11 +35,11 @@ pub(crate) fn total_bytes() -> u64 {
 pub(crate) fn channels() -> u32 {
     parameters::max_channels.value().min(4096)
 }
+
 /// Most sessions of one user.
 pub(crate) fn sessions() -> u32 {
     parameters::max_sessions.value().clamp(1, SESSIONS as u32)
 }
-
 
 /// Events that a session's queue holds.
 pub(crate) fn event_queue() -> usize {

@@ -2,7 +2,7 @@
 
 //! Where a device's interrupt table is: nothing that a profile describes may overlap it, or its user could write it.
 
-use crate::profile::Profile;
+use crate::profile::{Engine, Profile, ENGINE_BAR, ENGINE_BYTES};
 use core::ops::Range;
 use kernel::{bindings, page::PAGE_SIZE, prelude::*};
 
@@ -60,6 +60,9 @@ impl Layout {
                 bad |= self.overlaps(acknowledge.bar, &(offset as u64..offset as u64 + 4));
             }
         }
+        if profile.engine != Engine::None {
+            bad |= self.overlaps(ENGINE_BAR, &(0..ENGINE_BYTES as u64));
+        }
         // All of it is for users.
         if let Some(bar) = profile.memory_bar {
             bad |= self.overlaps(bar, &(0..u64::MAX));
@@ -96,6 +99,18 @@ mod tests {
         profile.doorbell.offset = 0;
         profile.doorbell.isolated = true;
         assert!(LAYOUT.check(&profile).is_err());
+    }
+
+    #[test]
+    fn the_registers_of_an_engine_are_not_where_the_table_is() {
+        let table = |start| Layout { parts: [(0, start, 128), (4, 0x800, 8)] };
+        assert!(table(0x200).check(&Profile::SOFT).is_err() && table(0xfff).check(&Profile::SOFT).is_err());
+        // The page behind them is free in this profile: the ring table begins there.
+        let mut profile = Profile::SOFT;
+        profile.rings = None;
+        assert!(table(0x1000).check(&profile).is_ok());
+        profile.engine = Engine::None;
+        assert!(table(0x200).check(&profile).is_ok());
     }
 
     #[test]

@@ -12,6 +12,11 @@ const VECTORS: u32 = 2048;
 /// Most bytes that mapped doorbells of one endpoint take.
 pub(crate) const BELL_BYTES: usize = 1 << 20;
 
+/// Where the registers of every engine that is known are: this BAR's first bytes.
+pub(crate) const ENGINE_BAR: u32 = 0;
+/// So many.
+pub(crate) const ENGINE_BYTES: usize = PAGE_SIZE;
+
 /// What is stored to ring doorbell `vector`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BellValue {
@@ -129,13 +134,13 @@ pub(crate) struct Profile {
     pub(crate) acknowledge: Option<Acknowledge>,
     /// BAR of the endpoint's own memory.
     pub(crate) memory_bar: Option<u32>,
+    /// Peers see the endpoint's memory too, by intent, so it is not cleared for a user.
+    pub(crate) memory_shared: bool,
     /// The user can aim the endpoint's DMA at any address that the endpoint can reach.
     pub(crate) user_dma: bool,
     /// Bits of a bus address that the device can drive.
     pub(crate) dma_bits: u32,
 }
-    /// Peers see the endpoint's memory too, by intent, so it is not cleared for a user.
-    pub(crate) memory_shared: bool,
 
 /// A name in the form that a profile holds it.
 pub(crate) const fn name(text: &str) -> [u8; 32] {
@@ -170,12 +175,12 @@ impl Profile {
         engine: Engine::Soft,
         acknowledge: None,
         memory_bar: Some(2),
+        memory_shared: false,
         user_dma: false,
         dma_bits: 64,
     };
 
     /// QEMU's `ivshmem-doorbell`: the interrupts of a shared-memory device, without DMA.
-        memory_shared: false,
     pub(crate) const IVSHMEM: Self = Self {
         name: name("ivshmem-doorbell"),
         signature: None,
@@ -186,12 +191,12 @@ impl Profile {
         engine: Engine::None,
         acknowledge: None,
         memory_bar: Some(2),
+        memory_shared: true,
         user_dma: false,
         dma_bits: 64,
     };
 
     /// QEMU's `edu`: one interrupt, which has to be acknowledged, raised by a register or by the
-        memory_shared: true,
     /// engine.
     pub(crate) const EDU: Self = Self {
         name: name("edu"),
@@ -203,12 +208,12 @@ impl Profile {
         engine: Engine::Edu,
         acknowledge: Some(Acknowledge { bar: 0, status: 0x24, clear: 0x64, engine: 0x100 }),
         memory_bar: None,
+        memory_shared: false,
         user_dma: false,
         dma_bits: 28,
     };
 
     /// Whether nothing that users map holds registers, no field lies outside of its slot, and stores are aligned.
-        memory_shared: false,
     pub(crate) fn is_sound(&self) -> bool {
         let bell = &self.doorbell;
         let last = bell.offset_of(self.vectors.saturating_sub(1) as usize) + bell.width as usize;
@@ -227,7 +232,7 @@ impl Profile {
             registers[2] = Some((acknowledge.bar, acknowledge.clear, acknowledge.clear + 4));
         }
         if self.engine != Engine::None {
-            registers[3] = Some((0, 0, PAGE_SIZE));
+            registers[3] = Some((ENGINE_BAR, 0, ENGINE_BYTES));
         }
         let pages = bell.offset..last.next_multiple_of(PAGE_SIZE);
         if bell.isolated {

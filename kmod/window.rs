@@ -125,7 +125,7 @@ impl Window {
 
     /// Its address for another endpoint's engine.
     pub(crate) fn bus_address(&self) -> u64 {
-        self.endpoint.memory_start.wrapping_add(self.start).wrapping_add(self.endpoint.bus_offset)
+        self.endpoint.memory_start.wrapping_add(self.start).wrapping_add(self.endpoint.memory_bus_offset)
     }
 
     /// Maps it, or a part.
@@ -231,6 +231,11 @@ extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
         let fault = &(*vmf).__bindgen_anon_1;
         (fault.vma, &*(*fault.vma).vm_private_data.cast::<Window>(), fault.pgoff, fault.address)
     };
+    // Not under the gate, which error recovery and unbind wait for: a cgroup at its limit may take its time.
+    // SAFETY: The VMA and the address of this fault.
+    if !unsafe { inline::prepare_page_table(vma, address) } {
+        return bindings::vm_fault_reason_VM_FAULT_OOM;
+    }
     let gate = window.endpoint.bell_gate.lock();
     let Some(frame) = window.frame(page_offset) else {
         return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
@@ -241,13 +246,13 @@ extern "C" fn fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
     result
 }
 
-/// Memory of an endpoint that channels have taken; part of `Hardware`.
-pub(crate) struct Taken(KVec<(u64, u64)>);
+/// Memory of an endpoint that channels have taken, start and bytes, the lowest first; part of `Hardware`. There may be as many ranges as pages.
+pub(crate) struct Taken(KVVec<(u64, u64)>);
 
 impl Taken {
     /// None.
     pub(crate) const fn new() -> Self {
-        Self(KVec::new())
+        Self(KVVec::new())
     }
 
     /// Takes the lowest free range of `bytes`, a power of two and its own alignment.
@@ -260,22 +265,28 @@ impl Taken {
             return Err(EINVAL);
         }
         let mut start = 0u64;
-        while start.checked_add(bytes).is_some_and(|end| end <= size) {
-            let other = self.0.iter().find(|(other, length)| start < other + length && *other < start + bytes);
-            match other {
-                None => {
-                    self.0.push((start, bytes), GFP_KERNEL)?;
-                    return Ok(start);
-                }
-                Some((other, length)) => start = (other + length).next_multiple_of(bytes),
+        let mut place = self.0.len();
+        // Once through the list: the caller holds a lock that error recovery waits for.
+        for (index, (other, length)) in self.0.iter().enumerate() {
+            if start.checked_add(bytes).is_some_and(|end| end <= *other) {
+                place = index;
+                break;
             }
+            start = start.max(other + length).checked_next_multiple_of(bytes).ok_or(ENOSPC)?;
         }
-        Err(ENOSPC)
+        if start.checked_add(bytes).is_none_or(|end| end > size) {
+            return Err(ENOSPC);
+        }
+        self.0.reserve(1, GFP_KERNEL)?;
+        self.0.insert_within_capacity(place, (start, bytes)).map_err(|_| ENOMEM)?;
+        Ok(start)
     }
 
     /// Gives a range back.
     pub(crate) fn give(&mut self, start: u64) {
-        self.0.retain(|(other, _)| *other != start);
+        if let Ok(index) = self.0.binary_search_by_key(&start, |(other, _)| *other) {
+            let _ = self.0.remove(index);
+        }
     }
 }
 
@@ -293,6 +304,34 @@ mod tests {
         taken.give(0);
         assert_eq!(taken.take(1 << 20, 4096)?, 0);
         assert!(taken.take(1 << 20, 12288).is_err() && taken.take(1 << 20, 1 << 63).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_hole_is_taken_again_before_what_lies_above_it() -> Result {
+        let mut taken = Taken::new();
+        for page in 0..8 {
+            assert_eq!(taken.take(8 << 12, 1 << 12)?, page << 12);
+        }
+        assert!(taken.take(8 << 12, 1 << 12).is_err());
+        for page in [2, 3, 5] {
+            taken.give(page << 12);
+        }
+        // A range of two pages begins at an even one.
+        assert_eq!(taken.take(8 << 12, 2 << 12)?, 2 << 12);
+        assert!(taken.take(8 << 12, 2 << 12).is_err());
+        assert_eq!(taken.take(8 << 12, 1 << 12)?, 5 << 12);
+        assert!(taken.take(8 << 12, 1 << 12).is_err());
+        Ok(())
+    }
+
+    /// 4096 times through the list are a moment; through the list for each candidate they would be 10¹⁰ steps.
+    #[test]
+    fn memory_that_is_taken_page_by_page_is_still_taken_at_once() -> Result {
+        let mut taken = Taken::new();
+        for page in 0..4096 {
+            assert_eq!(taken.take(1 << 30, 1 << 12)?, page << 12);
+        }
         Ok(())
     }
 }

@@ -30,13 +30,14 @@
  * than the one that opened it, and an unknown call ENOTTY. Beside these each call gives what stands here and nothing else; a test reads
  * this table and provokes all of it. A call that failed has done nothing, but for a COPY that began, and RECOVER, which may have
  * been done when the answer is EFAULT and gives the same when it is called again. Calls without an answer only read their structure.
- * COPY also ends with EINTR when its process is being killed, which then sees no answer; mmap() of a doorbell page or of device memory is
- * charged a page, so it is refused as CHANNEL_CREATE where a limit is reached.
+ * COPY also ends with EINTR when its process is being killed, which then sees no answer; mmap() of a doorbell page is charged a
+ * page, so it is refused as CHANNEL_CREATE where a limit is reached. CHANNEL_EXPORT and CHANNEL_DMABUF give ENFILE, as every call that makes a
+ * descriptor, when the system has too many files and the caller is no administrator.
  *
  *   QUERY            EPROTO
  *   ENUMERATE        ENOMEM
  *   ENDPOINT_INFO    ENOENT
- *   DISTANCE         ENOENT ENOMEM
+ *   DISTANCE         ENOENT
  *   ATTACH           ENOENT EBUSY ESTALE EIO ENODEV EPERM
  *   RECOVER          ENOTCONN EIO ENODEV
  *   STATE            ENOTCONN
@@ -133,9 +134,9 @@
  * @page_size: out: bytes of a page; head, tail and status areas are one page each
  * @correctable_per_second: out: most correctable-error events of one endpoint
  * @link_sample_ms: out: how often link speed and width are sampled
- *
  * @max_sessions: out: most sessions of one user; 0 from a module that has no such limit
  * @__reserved: 0
+ *
  * Errors: EPROTO the versions exclude each other (the structure is filled in all the same).
  */
 struct pcieipc_query {
@@ -157,10 +158,10 @@ struct pcieipc_query {
 	__u32 page_size;
 	__u32 correctable_per_second;
 	__u32 link_sample_ms;
-};
 	/* A caller may know no more than what is above: 88 bytes. */
 	__u32 max_sessions;
 	__u32 __reserved;
+};
 
 /**
  * struct pcieipc_enumerate - PCIEIPC_IOCTL_ENUMERATE: the ids of all endpoints
@@ -201,7 +202,7 @@ enum pcieipc_state {
 /**
  * struct pcieipc_status - the status page, read-only for user space, written by the kernel only
  * @word: state and generation, see PCIEIPC_STATUS_STATE
- * @interrupts: interrupts that the endpoint raised in this life
+ * @interrupts: interrupts that the endpoint raised, all lives of this binding
  * @link: the link as last sampled: speed in steps of 2.5 GT/s code (1-6) in the low 8 bits, width in the next 8
  * @__reserved: 0
  */

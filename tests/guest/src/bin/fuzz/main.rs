@@ -31,7 +31,6 @@ use serde_json::json;
 /// What only fault injection can provoke.
 const INJECTED: &[(Call, Errno)] = &[
     (Call::ENUMERATE, Errno::ENOMEM),
-    (Call::DISTANCE, Errno::ENOMEM),
     (Call::CHANNEL_EXPORT, Errno::ENOMEM),
     (Call::CHANNEL_IMPORT, Errno::ENOMEM),
     (Call::CHANNEL_DMABUF, Errno::ENOMEM),

@@ -425,7 +425,6 @@ pub fn no_memory(tally: &Tally) {
     let channel = session.create(PAGE as u64, 0).unwrap_or_else(|error| panic!("{error}"));
     let export = channel.export().unwrap_or_else(|error| panic!("{error}"));
     let unexported = session.create(PAGE as u64, 0).unwrap_or_else(|error| panic!("{error}")).id();
-    let other = node.endpoints().into_iter().find(|&id| id != session.endpoint).unwrap_or_else(|| panic!("two endpoints"));
     let injection = Injection::of_this_thread();
     let until_enomem = |call: Call, run: &dyn Fn()| {
         (1..200).take_while(|&nth| injection.run(nth, run).1).take_while(|_| tally.times(call, Errno::ENOMEM) == 0).count();
@@ -435,10 +434,6 @@ pub fn no_memory(tally: &Tally) {
     let list = pcieipc_enumerate { ids: ids.as_mut_ptr() as u64, count: 8, ..Record::new() };
     until_enomem(Call::ENUMERATE, &|| {
         let _ = ask(tally, node, Call::ENUMERATE, &mut { list });
-    });
-    let far = pcieipc_distance { from: session.endpoint, to: other, ..Record::new() };
-    until_enomem(Call::DISTANCE, &|| {
-        let _ = ask(tally, node, Call::DISTANCE, &mut { far });
     });
     let out = pcieipc_channel_fd { channel: unexported, ..Record::new() };
     until_enomem(Call::CHANNEL_EXPORT, &|| {
