@@ -73,6 +73,10 @@ deb: ## build Debian packages in target/deb, and check them with lintian
 dist: ## pack the sources in target/dist, the same bytes each time, with a list of what they contain
 	@scripts/dist
 
+.PHONY: bench-module
+bench-module: vm-env ## measure the module beside vfio-pci and plain shared memory in a virtual machine; target/bench/module.json
+	@scripts/bench-module
+
 .PHONY: clean
 clean: ## delete what was built; the environment in the cache stays
 	rm -rf target tests/target userlib/target

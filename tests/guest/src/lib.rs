@@ -14,4 +14,5 @@ pub mod random;
 pub mod session;
 pub mod stall;
 pub mod tally;
+pub mod vfio;
 pub mod wait;
