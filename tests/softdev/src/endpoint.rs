@@ -75,6 +75,8 @@ struct State {
     in_reset: bool,
     /// Accesses to BARs in that time.
     touched_in_reset: u64,
+    /// Doorbells that were rung while it might not master the bus.
+    rung_off_the_bus: u64,
     /// So many reads of its ids will still fail.
     misreads: u32,
     /// Whether it mastered the bus when the last machine left it.
@@ -122,6 +124,8 @@ pub struct Report {
     pub accesses: u64,
     /// Accesses to BARs after a function reset and before they were switched on again, when it is to be left alone.
     pub touched_in_reset: u64,
+    /// Stores to doorbells while it might not master the bus, from which no interrupt comes.
+    pub rung_off_the_bus: u64,
     /// Reads of its ids that will still fail.
     pub misreads: u32,
     /// It may master the bus.
@@ -190,6 +194,7 @@ pub fn endpoints(count: usize, options: Options) -> io::Result<Vec<Arc<Endpoint>
                     silent: false,
                     in_reset: false,
                     touched_in_reset: 0,
+                    rung_off_the_bus: 0,
                     misreads: 0,
                     left_mastering: None,
                     before: Counters::default(),
@@ -398,6 +403,7 @@ impl Endpoint {
             mapped_bytes: bus.mapped().1,
             accesses: self.accesses.load(Ordering::Relaxed),
             touched_in_reset: state.touched_in_reset,
+            rung_off_the_bus: state.rung_off_the_bus,
             misreads: state.misreads,
             mastering: decode.master,
             left_mastering: state.left_mastering,
@@ -539,7 +545,10 @@ impl Endpoint {
     fn store(&self, state: &mut State, offset: u64, from: &[u8]) {
         if let (Ok(bytes), 0) = (<[u8; 4]>::try_from(from), offset % 4) {
             match reg::doorbell_at(offset) {
-                Some(vector) => self.interrupts.doorbell(vector),
+                Some(vector) => {
+                    state.rung_off_the_bus += u64::from(!state.config.decode().master);
+                    self.interrupts.doorbell(vector);
+                }
                 None => self.set_register(state, offset, u32::from_le_bytes(bytes)),
             }
         } else if let (Ok(bytes), 0) = (<[u8; 8]>::try_from(from), offset % 8) {
@@ -639,6 +648,19 @@ mod tests {
         endpoint.config_write(4, &6u16.to_le_bytes());
         read();
         assert_eq!(endpoint.report().touched_in_reset, 2);
+    }
+
+    #[test]
+    fn doorbells_without_mastering_are_counted_and_others_are_not() {
+        let endpoint = endpoints(1, Options { serial_base: 1, arbitrary_dma: false }).unwrap().remove(0);
+        let ring = || endpoint.bar_write(0, reg::DOORBELL_PAGE, &1u32.to_le_bytes());
+        // Memory and mastering, then memory alone.
+        for (command, rung) in [(6u16, 0), (2, 1), (6, 1)] {
+            endpoint.config_write(4, &command.to_le_bytes());
+            ring();
+            endpoint.bar_read(0, reg::MAGIC, &mut [0; 4]);
+            assert_eq!(endpoint.report().rung_off_the_bus, rung);
+        }
     }
 
     #[test]

@@ -86,6 +86,14 @@ fn the_endpoint_knows_each_ring_while_it_lives_and_no_longer() {
     assert!(wait::until(SOON, || played(serial)["rings"] == 0), "closing the session clears them");
 }
 
+fn four_mib_are_one_piece_where_memory_is_plenty_and_more_are_few() {
+    let session = Session::nth(0);
+    for (mib, most) in [(1, 1), (4, 1), (16, 4), (64, 16)] {
+        let channel = session.create(mib << 20, 0).unwrap();
+        assert!((1..=most).contains(&channel.made.segments), "{mib} MiB in {} pieces", channel.made.segments);
+    }
+}
+
 fn a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works() {
     let session = Session::nth(0);
     let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
@@ -171,6 +179,7 @@ fn main() -> ExitCode {
             a_copy_moves_exactly_its_bytes_and_counts_them,
             the_engine_writes_into_another_endpoints_channel,
             the_endpoint_knows_each_ring_while_it_lives_and_no_longer,
+            four_mib_are_one_piece_where_memory_is_plenty_and_more_are_few,
             a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
             a_silent_endpoint_makes_a_copy_time_out_not_hang,
             death_in_the_middle_of_a_copy_is_an_error_within_its_time,

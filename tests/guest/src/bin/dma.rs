@@ -123,18 +123,30 @@ fn an_endpoint_that_is_unbound_under_dma_writes_nowhere() {
     println!("# {landed} stores landed in rings, {refused} were refused");
 }
 
+/// Memory that is given the pages that this processor has just freed: the kernel keeps them at hand, the last freed first. Filled at once.
+fn next_owner(seed: u64) -> Mapping {
+    let memory = Mapping::anonymous(4 * RING as usize).unwrap();
+    memory.fill(seed);
+    memory
+}
+
+fn stay_on_one_processor() {
+    let mut processor = nix::sched::CpuSet::new();
+    processor.set(0).unwrap();
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &processor).unwrap();
+}
+
 fn pages_of_a_ring_that_is_gone_are_not_written_by_anybody() {
+    stay_on_one_processor();
     let session = Session::nth(0);
     let haunted = Haunted::new(session.info().serial);
-    for round in 1..=ROUNDS / 10 {
-        let channel = session.create(1 << 20, 0).unwrap();
+    for round in 1..=ROUNDS {
+        let channel = session.create(RING, 0).unwrap();
         let [data, ..] = channel.export().unwrap().maps();
         assert!(is_written(&data), "round {round}: the endpoint does not write");
         drop(data);
         channel.destroy().unwrap();
-        // Freed pages are given out again first.
-        let others = Mapping::anonymous(8 << 20).unwrap();
-        others.fill(round);
+        let others = next_owner(round);
         thread::sleep(MOMENT);
         assert_eq!(others.differences(round), 0, "round {round}: the endpoint writes into somebody else's memory");
     }
@@ -142,14 +154,15 @@ fn pages_of_a_ring_that_is_gone_are_not_written_by_anybody() {
 }
 
 fn a_process_that_is_killed_under_dma_leaves_pages_that_nobody_writes() {
+    stay_on_one_processor();
     let serial = Session::nth(0).info().serial;
     let haunted = Haunted::new(serial);
-    for round in 1..=ROUNDS / 10 {
+    for round in 1..=ROUNDS / 4 {
         // SAFETY: the child makes system calls only, on what it opens itself, and ends.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 let session = Session::nth(0);
-                let channel = session.create(1 << 20, 0).unwrap();
+                let channel = session.create(RING, 0).unwrap();
                 let [data, ..] = channel.export().unwrap().maps();
                 // SAFETY: asks for the end of this process.
                 unsafe { libc::raise(if is_written(&data) { libc::SIGKILL } else { libc::SIGABRT }) };
@@ -163,8 +176,7 @@ fn a_process_that_is_killed_under_dma_leaves_pages_that_nobody_writes() {
                 );
             }
         }
-        let others = Mapping::anonymous(8 << 20).unwrap();
-        others.fill(round);
+        let others = next_owner(round);
         thread::sleep(MOMENT);
         assert_eq!(others.differences(round), 0, "round {round}: the endpoint writes into somebody else's memory");
     }
