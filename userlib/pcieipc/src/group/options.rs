@@ -60,7 +60,7 @@ pub struct GroupOptions {
     pub executor: ExecutorOptions,
     /// Whether a thread of the group goes on with calls in flight while the caller computes. Ranks may differ in it.
     pub helper_thread: bool,
-    /// What [`Group::mend`] does after an error; the same on all ranks.
+    /// What [`Group::mend`](super::Group::mend) does after an error; the same on all ranks.
     pub policy: Policy,
     /// Further names and values that must be the same on all ranks, such as a model's name; compared when they meet.
     pub configuration: Vec<(String, String)>,

@@ -89,7 +89,7 @@ impl ReadAt for Vec<u8> {
 pub trait Source: Send + Sync {
     /// Where the facts come from.
     fn origin(&self) -> Origin;
-    /// The whole file, cut at [`LONGEST`] bytes.
+    /// The whole file, cut at 1 MiB, which no file of sysfs reaches.
     ///
     /// # Errors
     /// Those of `open` and `read`.
