@@ -22,7 +22,7 @@ promise() { # NAME EXIT-CODE WORDS COMMAND...: the command ends with that code a
 }
 reduce() {
     rm -f /tmp/sum.safetensors
-    pcieipc reduce --input '/data/grads.{rank}.safetensors' --output /tmp/sum.safetensors --timeout 20s "$@"
+    pcieipc reduce --input '/data/grads.{rank}.safetensors' --output /tmp/sum.safetensors --timeout $((20 * ${PATIENCE:-1}))s "$@"
 }
 nothing_written() {
     if find /tmp -maxdepth 1 \( -name '*sum.safetensors*' -o -name '*partial*' \) | grep -q .; then verdict "$1" 1; else verdict "$1" 0; fi

@@ -22,7 +22,7 @@ told() { pcieipc info --json | sed 's/"link[a-z_]*":{[^}]*}//g' | tr '{' '\n' | 
 state() { told | grep -o '"state":"[a-z]*"' | cut -d '"' -f 4; }
 generation() { told | grep -o '"generation":[0-9]*' | cut -d : -f 2; }
 until_it() { # SECONDS COMMAND...
-    tries=$(($1 * 5))
+    tries=$(($1 * 5 * ${PATIENCE:-1}))
     shift
     until "$@"; do
         tries=$((tries - 1))

@@ -26,7 +26,7 @@ lives() { # ADDRESS: waits until the module says so; a recovery takes the kernel
     tries=0
     until [ "$(state "$1")" = live ]; do
         tries=$((tries + 1))
-        [ $tries -lt 300 ] || return 1
+        [ $tries -lt $((300 * ${PATIENCE:-1})) ] || return 1
         sleep 0.1
     done
 }
@@ -35,7 +35,7 @@ newer() { # ADDRESS GENERATION: waits for a later life
     tries=0
     until lives "$1" && [ "$(generation "$1")" -gt "$2" ]; do
         tries=$((tries + 1))
-        [ $tries -lt 300 ] || return 1
+        [ $tries -lt $((300 * ${PATIENCE:-1})) ] || return 1
         sleep 0.1
     done
 }

@@ -52,7 +52,7 @@ static uint64_t moved(int fd)
 
 static int until_moved(int fd, uint64_t more_than)
 {
-	for (double end = now() + 60; now() < end; usleep(1000))
+	for (double end = now() + 60 * patience(); now() < end; usleep(1000))
 		if (moved(fd) > more_than)
 			return 1;
 	return 0;
@@ -92,7 +92,7 @@ static int aims_at(volatile uint64_t *registers, uint64_t address)
 	registers[0x88 / 8] = address;
 	registers[0x90 / 8] = 4096;
 	registers[0x98 / 8] = 3;
-	for (double end = now() + 60; now() < end; usleep(1000))
+	for (double end = now() + 60 * patience(); now() < end; usleep(1000))
 		if (!(registers[0x98 / 8] & 1))
 			return 1;
 	return 0;

@@ -60,7 +60,7 @@ static int attach(uint32_t endpoint)
 
 static int wait_for_endpoints(int all, uint32_t *ids, uint32_t count)
 {
-	for (double end = now() + PATIENCE_MS / 1e3; now() < end; usleep(1000))
+	for (double end = now() + PATIENCE_MS * patience() / 1e3; now() < end; usleep(1000))
 		if (enumerate(all, ids, 16) == count)
 			return 1;
 	return 0;
@@ -109,7 +109,7 @@ static void last_reference(int all, uint32_t endpoint)
 	close(out);
 	promise(data && data[7] == 21, "a_mapping_outlives_the_descriptor");
 	munmap((void *)data, BYTES);
-	for (double end = now() + PATIENCE_MS / 1e3; now() < end && pages_held() - before > 0; usleep(1000))
+	for (double end = now() + PATIENCE_MS * patience() / 1e3; now() < end && pages_held() - before > 0; usleep(1000))
 		;
 	printf("# pages held by the module: %d before, %ld now\n", before, pages_held());
 	promise(pages_held() - before <= 0, "the_last_reference_gives_everything_back");

@@ -46,7 +46,7 @@ static int open_card(struct card *card)
 		return 0;
 	ibv_free_device_list(list);
 	/* The address of the interface becomes an identifier of the card a moment later. */
-	for (double end = now() + PATIENCE_MS / 1e3; now() < end; usleep(10000))
+	for (double end = now() + PATIENCE_MS * patience() / 1e3; now() < end; usleep(10000))
 		for (card->gid_index = 0; card->gid_index < 16; card->gid_index++)
 			if (!ibv_query_gid(card->context, 1, card->gid_index, &card->gid) && card->gid.raw[10] == 0xff && card->gid.raw[11] == 0xff)
 				goto found;
@@ -80,7 +80,7 @@ static int connect_card(struct card *card, const struct side *other)
 /* Waits for one completion and says whether it was a success. */
 static int completed(struct card *card, struct ibv_wc *done)
 {
-	for (double end = now() + PATIENCE_MS / 1e3; now() < end; usleep(200)) {
+	for (double end = now() + PATIENCE_MS * patience() / 1e3; now() < end; usleep(200)) {
 		int count = ibv_poll_cq(card->cq, 1, done);
 
 		if (count < 0)
@@ -132,7 +132,7 @@ static int writer(int socket)
 			return 0;
 		uint64_t *head = (uint64_t *)(memory + 8192), *tail = (uint64_t *)(memory + 4096);
 
-		for (double end = now() + PATIENCE_MS / 1e3;; usleep(500)) {
+		for (double end = now() + PATIENCE_MS * patience() / 1e3;; usleep(500)) {
 			if (!order(&card, IBV_WR_RDMA_READ, local, 8192, 8, other.head, other.head_key))
 				return 12;
 			if (round - *head < SLOTS)
@@ -177,7 +177,7 @@ static int take(struct reader *reader, uint32_t until)
 		void *context;
 
 		if (__atomic_load_n(reader->tail, __ATOMIC_ACQUIRE) == reader->seen) {
-			if (epoll_wait(reader->poller, &event, 1, PATIENCE_MS) != 1)
+			if (epoll_wait(reader->poller, &event, 1, PATIENCE_MS * patience()) != 1)
 				return 0;
 			reader->wakes++;
 			if (ibv_get_cq_event(reader->card.bell, &cq, &context))

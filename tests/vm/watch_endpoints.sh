@@ -11,10 +11,11 @@ result() {
         tail -n 4 /tmp/watch.jsonl | sed 's/^/# /'
     fi
 }
+patience=${PATIENCE:-1}
 # Waits up to 5 s for a line of the log, after line $2, that matches.
 logged() { # NAME AFTER PATTERN
     i=0
-    until tail -n +$(($2 + 1)) /tmp/watch.jsonl | grep -qE "$3" || [ "$i" -gt 100 ]; do sleep 0.05; i=$((i + 1)); done
+    until tail -n +$(($2 + 1)) /tmp/watch.jsonl | grep -qE "$3" || [ "$i" -gt $((100 * patience)) ]; do sleep 0.05; i=$((i + 1)); done
     tail -n +$(($2 + 1)) /tmp/watch.jsonl | grep -qE "$3"; result $? "$1"
 }
 lines() { wc -l </tmp/watch.jsonl; }
@@ -24,7 +25,7 @@ generation() { grep -o "\"address\":\"$first\"[^}]*\"state\"" /tmp/watch.jsonl |
 rows=50
 screen() { # NAME PATTERN
     i=0 seen=1
-    while [ "$seen" != 0 ] && [ "$i" -lt 10 ]; do
+    while [ "$seen" != 0 ] && [ "$i" -lt $((10 * patience)) ]; do
         i=$((i + 1)) rows=$((101 - rows))
         from=$(($(wc -c </tmp/screen) + 1))
         stty -F "$(cat /tmp/terminal)" rows $rows cols 170
@@ -42,19 +43,19 @@ first=$(pcieipc info --json | grep -o '"address":"[^"]*"' | head -n 1 | cut -d '
 pcieipc watch --log /tmp/watch.jsonl --prometheus /tmp/watch.prom --interval 0.2 &
 watch=$!
 i=0
-while [ ! -s /tmp/watch.jsonl ] && [ "$i" -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+while [ ! -s /tmp/watch.jsonl ] && [ "$i" -lt $((100 * patience)) ]; do sleep 0.1; i=$((i + 1)); done
 escape=$(printf '\033')
 mkfifo /tmp/keys
 script -qefc 'tty >/tmp/terminal; stty rows 50 cols 170; exec pcieipc watch --interval 0.3' /tmp/screen </tmp/keys >/tmp/script 2>&1 &
 drawn=$!
 exec 3>/tmp/keys
 i=0
-while [ ! -s /tmp/screen ] && [ "$i" -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+while [ ! -s /tmp/screen ] && [ "$i" -lt $((100 * patience)) ]; do sleep 0.1; i=$((i + 1)); done
 screen the_screen_shows_tree_cards_and_live_endpoints "PCIe +tree.*$first.*cards:.*$first.*endpoints +of +the +module.*$first +live .*events"
 logged free_endpoints_are_live_and_carry_nothing 0 '"attached":false,.*"channels":0,.*"state":"live"'
 
 after=$(lines)
-pcieipc bench --ranks 2 --transport kmod --mover engine --min 64K --max 64K --time 4s >/tmp/bench 2>&1 &
+pcieipc bench --ranks 2 --transport kmod --mover engine --min 64K --max 64K --time $((4 * patience))s >/tmp/bench 2>&1 &
 bench=$!
 logged endpoints_in_use_show_session_and_channels "$after" '"attached":true,[^}]*"channels":[1-9]'
 logged their_engines_throughput_is_logged "$after" '"dma_bytes_per_second":[1-9]'

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::wait;
+
 /// A promise and what proves it: it panics if the promise is broken.
 pub type Promise = (&'static str, fn());
 
@@ -28,7 +30,7 @@ pub fn prove(promises: &[Promise], repair: fn()) -> ExitCode {
             // Nobody listens after the limit.
             let _ = sender.send(outcome.is_ok());
         });
-        match receiver.recv_timeout(LIMIT) {
+        match receiver.recv_timeout(wait::patiently(LIMIT)) {
             Ok(true) => println!("ok {number} {name}\n# {} ms", begin.elapsed().as_millis()),
             Ok(false) => {
                 broken = true;

@@ -268,7 +268,9 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
     let mut files = Initramfs::with_busybox()?;
     files.text("/init", include_str!("guest-init.sh"), 0o755);
     let exports: String = place.environment.iter().flat_map(|(name, value)| ["export ", name, "='", value, "'\n"]).collect();
-    files.text("/rig/command", &format!("{exports}{}\n", guest.command), 0o755);
+    // By how much what programs wait for may take longer.
+    let patience = format!("export PATIENCE={}\n", place.patience);
+    files.text("/rig/command", &format!("{patience}{exports}{}\n", guest.command), 0o755);
     files.text("/rig/parameters", &format!("{}\n", guest.parameters), 0o644);
     let mut wanted = guest.stock_modules.clone();
     if guest.module && place.kernel.module.exists() {

@@ -77,7 +77,7 @@ fn a_blocked_reader_of_an_eventfd_wakes() {
         let (count, woken) = reader.join().unwrap();
         assert_eq!(count, 1);
         println!("# woken after {} us", woken.duration_since(rung).as_micros());
-        assert!(woken.duration_since(rung) < SOON);
+        assert!(woken.duration_since(rung) < wait::patiently(SOON));
     });
 }
 
@@ -91,7 +91,7 @@ fn epoll_wakes_once_for_each_vector_that_rang() {
     for vector in [3, 1] {
         session.ring(vector).unwrap();
         let mut events = [EpollEvent::empty(); 4];
-        let limit = EpollTimeout::try_from(SOON).unwrap();
+        let limit = EpollTimeout::try_from(wait::patiently(SOON)).unwrap();
         assert_eq!(epoll.wait(&mut events, limit), Ok(1));
         assert_eq!(events[0].data(), u64::from(vector));
         eventfds[vector as usize].read().unwrap();
@@ -123,7 +123,7 @@ fn a_writer_in_another_process_wakes_the_reader_and_its_data_is_there() {
             unsafe { libc::_exit(0) }
         }
         ForkResult::Parent { child } => {
-            ours.set_read_timeout(Some(SOON)).unwrap();
+            ours.set_read_timeout(Some(wait::patiently(SOON))).unwrap();
             for round in 1..=50u64 {
                 assert_eq!(signals(&eventfd, SOON), 1, "round {round}");
                 assert_eq!((tail.load(0), data.differences(round)), (round, 0), "round {round}");
