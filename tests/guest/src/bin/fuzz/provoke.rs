@@ -292,7 +292,7 @@ pub fn states(tally: &Tally) {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + wait::patiently(LIMIT);
         let told = || {
             let recovering = all(Errno::EIO, USABLE) && all(Errno::EIO, &[Call::RECOVER, Call::ATTACH]);
             recovering && all(Errno::ESTALE, USABLE)
@@ -401,19 +401,28 @@ pub fn limits(tally: &Tally) {
     let session = Session::nth(0);
     let channel = session.create(PAGE as u64, 0).unwrap_or_else(|error| panic!("{error}"));
     let export = channel.export().unwrap_or_else(|error| panic!("{error}"));
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + wait::patiently(LIMIT);
     let ring = || ask(tally, &session.node, Call::RING, &mut pcieipc_ring::new());
     while ring() != Err(Errno::EAGAIN) && Instant::now() < end {}
     while ask(tally, &export, Call::EXPORT_RING, &mut pcieipc_ring::new()) != Err(Errno::EAGAIN) && Instant::now() < end {}
 
-    // A reset takes a tenth of a second at least.
+    // A reset takes a tenth of a second at least. Each that began is told of at its end; until then the next is refused.
+    let watcher = Node::open(OFlag::O_NONBLOCK);
+    let ended = || watcher.events().iter().filter(|event| event.kind == PCIEIPC_EVENT_ADMIN).count();
     let reset = pcieipc_admin { action: PCIEIPC_ADMIN_RESET, endpoint: session.endpoint, ..Record::new() };
-    let busy = wait::until(LIMIT, || ask(tally, &session.node, Call::ADMIN, &mut { reset }) == Err(Errno::EBUSY));
+    let mut under_way = 0;
+    let busy = wait::until(LIMIT, || match ask(tally, &session.node, Call::ADMIN, &mut { reset }) {
+        Ok(()) => {
+            under_way += 1;
+            under_way -= ended();
+            false
+        }
+        Err(error) => error == Errno::EBUSY,
+    });
     assert!(busy, "an administrator's second action at once");
     let quiet = wait::until(LIMIT, || {
-        let unknown = pcieipc_admin { action: PCIEIPC_ADMIN_RESET, endpoint: u32::MAX, ..Record::new() };
-        ask(tally, &session.node, Call::ADMIN, &mut { unknown }) == Err(Errno::ENOENT)
-            && session.session_state().is_ok_and(|state| state.state == PCIEIPC_STATE_LIVE)
+        under_way -= ended();
+        under_way == 0 && session.session_state().is_ok_and(|state| state.state == PCIEIPC_STATE_LIVE)
     });
     assert!(quiet, "the reset ends");
 }
