@@ -31,6 +31,9 @@ unsafe impl Sync for Mapping {}
 /// Read and write.
 pub const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
 
+/// Far from where the kernel puts mappings of its own choice, and from programs.
+const APART: NonZeroUsize = NonZeroUsize::new(1 << 44).unwrap();
+
 impl Mapping {
     /// Maps shared.
     ///
@@ -48,6 +51,18 @@ impl Mapping {
         let size = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let start = unsafe { mmap(None, size, protection, flags, fd, offset as libc::off_t) }?;
+        Ok(Self { start: start.cast(), len })
+    }
+
+    /// Maps shared where nothing else of the process is, so that there are no page tables yet.
+    ///
+    /// # Errors
+    /// The kernel's errno; `EEXIST` while another such mapping lives.
+    pub fn apart(fd: impl AsFd, offset: u64, len: usize, protection: ProtFlags) -> Result<Self, Errno> {
+        let size = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED_NOREPLACE;
+        // SAFETY: the kernel maps there only if nothing else is.
+        let start = unsafe { mmap(Some(APART), size, protection, flags, fd, offset as libc::off_t) }?;
         Ok(Self { start: start.cast(), len })
     }
 

@@ -47,7 +47,7 @@ static ALARM: LazyLock<RegexSet> =
     LazyLock::new(|| RegexSet::new(ALARMS).unwrap_or_else(|error| unreachable!("the alarms are constants: {error}")));
 
 /// A report of several lines that the stock kernel's own faults make, found in its source. One that names a function of the module is
-/// none of these.
+/// none of these, unless it `calls` what complains.
 struct Known {
     /// In its first line.
     begins: &'static str,
@@ -55,6 +55,8 @@ struct Known {
     names: &'static [&'static str],
     /// Somewhere in the log, because the fault needs it; empty where the report says enough.
     needs: &'static str,
+    /// Whether functions of the module may be on its stack.
+    calls: bool,
 }
 
 const KNOWN: &[Known] = &[
@@ -63,12 +65,31 @@ const KNOWN: &[Known] = &[
         begins: "possible circular locking dependency detected",
         names: &["pciehp_configure_device", "ctrl->reset_lock", "pci_rescan_remove_lock"],
         needs: "",
+        calls: false,
     },
     // aer_inject takes a lock that may sleep on real-time kernels under one that may not, at each read of a configuration space that it watches.
-    Known { begins: "[ BUG: Invalid wait context ]", names: &["inject_lock", "pci_lock", "[aer_inject]"], needs: "" },
+    Known {
+        begins: "[ BUG: Invalid wait context ]",
+        names: &["inject_lock", "pci_lock", "[aer_inject]"],
+        needs: "",
+        calls: false,
+    },
     // aer_process_err_devices keeps its reference to a device whose error status was cleared meanwhile, so one that is removed stays. A
     // reference of ours would look the same, so in a machine without errors that are injected it is an alarm.
-    Known { begins: "unreferenced object 0x", names: &["pci_scan_single_device"], needs: "aer_inject: Injecting errors" },
+    Known {
+        begins: "unreferenced object 0x",
+        names: &["pci_scan_single_device"],
+        needs: "aer_inject: Injecting errors",
+        calls: false,
+    },
+    // register_irq_proc goes on when there is no memory for one of its files, and unregister_irq_proc then misses it. Whoever frees the
+    // interrupt is on the stack.
+    Known {
+        begins: " at remove_proc_entry+",
+        names: &["unregister_irq_proc", "irq_free_descs"],
+        needs: "probe with driver pcieipc failed with error -12",
+        calls: true,
+    },
 ];
 
 /// How many lines the report takes that begins with the first of `lines`: to the end of its stack, or while they are indented.
@@ -90,7 +111,7 @@ fn without_known(log: &str) -> Vec<&str> {
         let candidates = KNOWN.iter().filter(|known| line.contains(known.begins) && log.contains(known.needs));
         let report = &lines[at..at + length(&lines[at..])];
         let has = |words: &str| report.iter().any(|line| line.contains(words));
-        let mut known = candidates.filter(|known| known.names.iter().all(|name| has(name)) && !has("[pcieipc]"));
+        let mut known = candidates.filter(|known| known.names.iter().all(|name| has(name)) && (known.calls || !has("[pcieipc]")));
         if known.next().is_some() {
             at += report.len();
         } else {
@@ -174,6 +195,18 @@ mod tests {
         assert_eq!(alarms(&log, &[]).unwrap(), ["unreferenced object 0xff11 (size 64):"]);
         assert_eq!(alarms(&format!("{injected}{both}"), &[]).unwrap().len(), 1);
         assert_eq!(alarms(&of_kernel, &[]).unwrap().len(), 1, "nothing was injected, so the reference is ours");
+    }
+
+    #[test]
+    fn an_interrupts_file_that_could_not_be_made_is_known_where_memory_was_short() {
+        let report = "[  346.6] WARNING: fs/proc/generic.c:742 at remove_proc_entry+0x1fd/0x370, CPU#1: faults/170\n\
+                      [  346.6] Call Trace:\n[  346.6]  <TASK>\n[  346.6]  unregister_irq_proc+0x78/0x170\n[  346.6]  irq_free_descs+0x42/0x60\n\
+                      [  346.6]  pcieipc_drop+0x1/0x2 [pcieipc]\n[  346.7]  </TASK>\n";
+        let short = "[  83.6] pcieipc 0000:03:00.0: probe with driver pcieipc failed with error -12\n";
+        assert_eq!(alarms(&format!("{short}{report}"), &[]).unwrap(), [""; 0]);
+        assert_eq!(alarms(report, &[]).unwrap().len(), 2);
+        let other = report.replace("unregister_irq_proc", "pcieipc_remove_proc");
+        assert_eq!(alarms(&format!("{short}{other}"), &[]).unwrap().len(), 2);
     }
 
     #[test]
