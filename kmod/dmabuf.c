@@ -72,6 +72,8 @@ static void pcieipc_dmabuf_unmap(struct dma_buf_attachment *attachment, struct s
 	struct pcieipc_dmabuf *range = attachment->dmabuf->priv;
 
 	dma_resv_assert_held(attachment->dmabuf->resv);
+	/* What is freed is as many entries as there are for the CPU, and dma_buf_phys_vec_to_sgt says at last that these are none: 7.3 loses them. */
+	table->orig_nents = table->nents;
 	dma_buf_free_sgt(attachment, table, direction);
 	if (!--range->mapped)
 		wake_up_all(&range->drained);
