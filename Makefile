@@ -21,6 +21,10 @@ module: vm-env ## build pcieipc.ko against the stock kernel, in target/kmod/
 test: vm-env ## run all tests, on the host and in virtual machines; the last line counts them
 	@scripts/test
 
+.PHONY: test-all
+test-all: vm-env ## run all tests, and some of them on the kernel with every check, too: what continuous integration runs
+	@scripts/test --debug
+
 .PHONY: chaos
 chaos: vm-env ## all-reduce under a seeded schedule of faults (FAULTS=n SEED=s, KERNEL=debug); target/chaos/report.json
 	@scripts/chaos
@@ -50,7 +54,7 @@ vm-env-debug: ## add the kernel with every check to the environment (10 minutes,
 	@scripts/vm-env-debug
 
 .PHONY: test-debug
-test-debug: vm-env-debug ## run the tests in virtual machines on the kernel with every check
+test-debug: ## run the tests in virtual machines on the kernel with every check
 	@scripts/test-debug
 
 .PHONY: build

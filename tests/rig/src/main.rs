@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use rig::accelerator::Accelerator;
@@ -50,6 +51,9 @@ enum Work {
         /// Only tests whose name contains this
         #[arg(long)]
         only: Option<String>,
+        /// Start no machine after so many seconds: those that are left are skipped
+        #[arg(long, value_name = "SECONDS")]
+        within: Option<u64>,
     },
     /// Say whether machines run by KVM or by translation here
     Accelerator,
@@ -89,7 +93,7 @@ fn work(arguments: &Arguments) -> Result<bool> {
             println!("{}", accelerator.name());
             Ok(true)
         }
-        Work::Test { tests, only } => {
+        Work::Test { tests, only, within } => {
             let programs = checkout.join(&arguments.programs);
             let (patience, verbose) = (arguments.patience, arguments.verbose);
             let environment = arguments.environment.clone();
@@ -98,7 +102,8 @@ fn work(arguments: &Arguments) -> Result<bool> {
             for spec in &mut specs {
                 spec.guest.timeout = arguments.timeout.unwrap_or(spec.guest.timeout);
             }
-            Ok(run_all(&specs, &place))
+            let end = within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+            Ok(run_all(&specs, &place, end))
         }
     }
 }
@@ -123,9 +128,14 @@ fn is_toml(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "toml")
 }
 
-fn run_all(specs: &[Spec], place: &Place) -> bool {
+fn run_all(specs: &[Spec], place: &Place, end: Option<Instant>) -> bool {
     let mut count = Count::default();
     for spec in specs {
+        if end.is_some_and(|end| Instant::now() > end) {
+            count += Count { skipped: 1, ..Count::default() };
+            println!("vm {}: skipped: no time is left for it", spec.name);
+            continue;
+        }
         eprintln!("vm {} ...", spec.name);
         match vm::run(spec, place) {
             Ok(verdict) => {
