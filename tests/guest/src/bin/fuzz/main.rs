@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! fuzz CALLS SEED: at least so many calls of the ABI, by threads of several processes that end in the middle, while endpoints are
+//! fuzz CALLS SEED: at least so many random calls of the ABI, by threads of several processes that end in the middle, while endpoints are
 //! reset, unbound, removed and found again; a quarter succeeds, and every answer is one that `uapi/pcieipc.h` documents, and all of
 //! these are seen. The kernel's log is judged by whoever runs the machine.
 
@@ -94,9 +94,10 @@ fn administer(random: &mut Random) {
     }
 }
 
-/// Random calls until there are enough in all, then until a quarter of all succeeded, within a bound.
+/// So many random calls, beside what was counted before.
 fn fuzz(tally: &Tally, calls: u64, seed: u64) {
     let mut random = Random::of(seed, 1 << 32);
+    let calls = calls + tally.totals().0;
     players(tally, seed, 0, |tally| {
         let mut users = 1..;
         let mut next = || users.next().unwrap_or_default();
@@ -171,13 +172,17 @@ fn main() -> ExitCode {
     let injects = injection::prepare();
     let pages = machine::module_state("pages");
     let provoked = panic::catch_unwind(panic::AssertUnwindSafe(|| provoke_all(&tally, injects))).is_ok();
+    // These are refused on purpose, and a busy machine makes some of them again and again; the quarter is that of random calls.
+    let (all_provoked, good_provoked) = tally.totals();
     let played = panic::catch_unwind(panic::AssertUnwindSafe(|| fuzz(&tally, calls, seed))).is_ok();
 
     let (all, good) = tally.totals();
     tally.lines().iter().for_each(|line| println!("# {line}"));
     println!("# {all} calls, {good} of them successful");
+    let (all, good) = (all - all_provoked, good - good_provoked);
+    println!("# of these {all} at random, {good} of them successful");
     promise(1, provoked && played && all >= calls, "calls_race_with_each_other_and_an_administrator");
-    promise(2, good >= all / 4, "a_quarter_of_all_calls_succeeds");
+    promise(2, good >= all / 4, "a_quarter_of_random_calls_succeeds");
     let (injected, missing): (Vec<_>, Vec<_>) = tally
         .missing()
         .into_iter()
