@@ -317,11 +317,14 @@ impl Channel {
         drop(entry);
     }
 
-    /// No engine of another endpoint rings the reader any more.
-    pub(crate) fn stop_ringers(&self) {
+    /// Engines of other endpoints that reach the device of this one stop: they ring the reader, or use a data area in device memory.
+    /// None begins anew, because the endpoint said before that it does not live.
+    pub(crate) fn stop_peers(&self) {
+        // Whatever generation: why no session may use it now.
+        let why = self.endpoint.status.check(0).err().unwrap_or(ENODEV);
         let importers = self.importers.lock();
         for (endpoint, key) in importers.list.iter() {
-            endpoint.stop_ringing(*key);
+            endpoint.stop_using(*key, self.is_device_memory(), why);
         }
     }
 
@@ -345,10 +348,11 @@ impl Channel {
         // The writer may have mapped doorbells, which were its own as long as it was the channel's.
         self.endpoint.zap_bells();
         self.drop_importers();
-        self.endpoint.disown(self);
+        // While it is listed, because an unbind in between asks only those that are to let go of the memory.
         if let Data::Device(window) = &self.data {
             window.set_generation(0);
         }
+        self.endpoint.disown(self);
         self.wake_writer();
     }
 }

@@ -127,7 +127,10 @@ pub(crate) fn measure(from: &Endpoint, to: &Endpoint, call: &mut uapi::pcieipc_d
     }
     call.hops = if redirected { (up.count + down.count + 2) as u32 } else { (rise + fall + 2) as u32 };
     call.reasons = reasons;
-    // SAFETY: Both devices are valid.
-    let allowed = unsafe { inline::p2pdma_distance(to.pci(), from.device()) };
-    call.p2p = u32::from(allowed >= 0);
+    // The kernel remembers the answer with the device that is reached, for as long as that is bound: unbind has to wait.
+    let hardware = to.hardware.lock();
+    // SAFETY: The endpoints hold references to their devices; `to` is bound while its hardware is locked.
+    let allowed = hardware.is_bound() && unsafe { inline::p2pdma_distance(to.pci(), from.device()) } >= 0;
+    drop(hardware);
+    call.p2p = u32::from(allowed);
 }

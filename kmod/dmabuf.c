@@ -40,17 +40,23 @@ void pcieipc_dmabuf_allow(struct pcieipc_dmabuf *range, bool allowed);
 static int pcieipc_dmabuf_attach(struct dma_buf *buf, struct dma_buf_attachment *attachment)
 {
 	struct pcieipc_dmabuf *range = buf->priv;
+	int error = 0;
 
 	/* There are no struct pages, and the range may be taken back at any time. */
 	if (!attachment->peer2peer || !dma_buf_attach_revocable(attachment))
 		return -EOPNOTSUPP;
-	if (pci_p2pdma_distance(range->pdev, attachment->dev, false) < 0) {
+	/* While it is allowed pdev is bound, which the distance needs: the kernel remembers it with the binding. */
+	dma_resv_lock(buf->resv, NULL);
+	if (!range->allowed) {
+		error = -ENODEV;
+	} else if (pci_p2pdma_distance(range->pdev, attachment->dev, false) < 0) {
 		/* Asked again, the core says what is between the two; without a limit, and users of the importing driver can cause it. */
 		if (pcieipc_inline_ratelimit())
 			pci_p2pdma_distance(range->pdev, attachment->dev, true);
-		return -EOPNOTSUPP;
+		error = -EOPNOTSUPP;
 	}
-	return 0;
+	dma_resv_unlock(buf->resv);
+	return error;
 }
 
 static struct sg_table *pcieipc_dmabuf_map(struct dma_buf_attachment *attachment, enum dma_data_direction direction)
@@ -143,6 +149,7 @@ void pcieipc_dmabuf_allow(struct pcieipc_dmabuf *range, bool allowed)
 			dma_resv_wait_timeout(resv, DMA_RESV_USAGE_BOOKKEEP, false, MAX_SCHEDULE_TIMEOUT);
 	}
 	dma_resv_unlock(resv);
-	if (!allowed)
-		wait_event(range->drained, !READ_ONCE(range->mapped));
+	/* Without a bound, because nothing else keeps the importer's device off; who makes everybody wait is on record. */
+	while (!allowed && !wait_event_timeout(range->drained, !READ_ONCE(range->mapped), 10 * HZ))
+		pci_warn(range->pdev, "waits for a driver that has imported its memory and does not let go\n");
 }

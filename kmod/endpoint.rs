@@ -31,7 +31,7 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{Atomic, Relaxed, Release},
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
     },
     time::{delay::fsleep, Delta},
 };
@@ -246,7 +246,8 @@ impl Endpoint {
     }
 
     /// Changes the state, tells it and wakes everybody. The order is what readers rely on: word, events, wake-ups.
-    /// The caller holds `hardware`, so changes are told in the order in which they happened.
+    /// The caller holds `hardware`, so changes are told in the order in which they happened; one that ends LIVE stops the device next, and
+    /// then, without the lock, calls [`Endpoint::keep_others_off`].
     pub(crate) fn change(&self, hardware: &mut Hardware, to: u32, generation: u64) {
         let from = self.status.state();
         if from == to || from == state::GONE {
@@ -270,28 +271,28 @@ impl Endpoint {
             queue.wake();
         }
         self.finished.complete();
-        // Last, because nobody of ours waits for other drivers; they let go soon.
-        for channel in hardware.channels() {
-            channel.tell_importers();
-        }
     }
 
-    /// Whether the device may be touched and is there. One that is LIVE and does not answer is lost, though nobody unbound it.
-    /// A device that is being reset does not answer either, but it is not LIVE: the state changes under the same lock first.
-    pub(crate) fn is_present(&self, hardware: &mut Hardware) -> bool {
+    /// The lock under which the device may be touched, if it may and is there. One that is LIVE and does not answer is lost, though
+    /// nobody unbound it. A device that is being reset does not answer either, but it is not LIVE: the state changes under the same
+    /// lock first.
+    pub(crate) fn present(&self) -> Option<MutexGuard<'_, Hardware>> {
+        let mut hardware = self.hardware.lock();
         if self.status.state() != state::LIVE || !hardware.is_bound() {
-            return false;
+            return None;
         }
         if self.answers() {
-            return true;
+            return Some(hardware);
         }
         dev_warn!(self.pdev, "no longer answers; treated as removed\n");
         self.tell(kind::ERROR, [3, 0, 0, 0]);
         let generation = self.status.generation();
-        self.change(hardware, state::GONE, generation);
+        self.change(&mut hardware, state::GONE, generation);
         // It may come back while nobody expects it any more.
         self.silence();
-        false
+        drop(hardware);
+        self.keep_others_off();
+        None
     }
 
     /// Whether the device still answers on the bus. One read may fail for other reasons, such as a completion that came too late, so

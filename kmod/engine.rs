@@ -42,8 +42,8 @@ struct Order<'a> {
 /// Who uses the engine; part of `Hardware`.
 pub(crate) struct Use {
     busy: bool,
-    /// The ring of the copy that runs was taken away.
-    aborted: bool,
+    /// Why the copy that runs may not go on.
+    aborted: Option<Error>,
     /// The copy that runs rings another endpoint.
     rings: bool,
     keys: [u64; 2],
@@ -52,7 +52,7 @@ pub(crate) struct Use {
 impl Use {
     /// Nobody.
     pub(crate) const fn new() -> Self {
-        Self { busy: false, aborted: false, rings: false, keys: [0; 2] }
+        Self { busy: false, aborted: None, rings: false, keys: [0; 2] }
     }
 
     /// Whether a copy runs.
@@ -70,9 +70,9 @@ impl Use {
         self.rings && self.uses(key)
     }
 
-    /// Tells the copy that runs that its ring is gone.
-    pub(crate) fn abort(&mut self) {
-        self.aborted = true;
+    /// Tells the copy that runs that it may not go on. The first reason is the one that counts.
+    pub(crate) fn abort(&mut self, why: Error) {
+        self.aborted.get_or_insert(why);
     }
 }
 
@@ -121,7 +121,9 @@ impl Finished {
 
 /// One side of a copy.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Place<'a> {
+    /// Whose data area it is.
+    pub(crate) channel: &'a Channel,
     /// Key of a mapping of the endpoint.
     pub(crate) key: u64,
     /// Bytes into it.
@@ -139,13 +141,23 @@ pub(crate) struct Bell<'a> {
     pub(crate) channel: &'a Channel,
 }
 
+impl Place<'_> {
+    /// Whether the engine of `endpoint` may reach it: another endpoint's memory only while that one lives. Host memory is always there.
+    fn check(&self, endpoint: &Endpoint) -> Result {
+        if self.channel.is_device_memory() && self.channel.endpoint.id != endpoint.id {
+            self.channel.check()?;
+        }
+        Ok(())
+    }
+}
+
 /// A bounded copy.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// Source.
-    pub(crate) from: Place,
+    pub(crate) from: Place<'a>,
     /// Destination.
-    pub(crate) to: Place,
+    pub(crate) to: Place<'a>,
     /// How many bytes.
     pub(crate) bytes: u64,
     /// Bound of the whole copy.
@@ -174,7 +186,7 @@ pub(crate) fn copy(endpoint: &Endpoint, request: &Request<'_>) -> Result {
             return Err(EBUSY);
         }
         hardware.engine =
-            Use { busy: true, aborted: false, rings: request.bell.is_some(), keys: [request.from.key, request.to.key] };
+            Use { busy: true, aborted: None, rings: request.bell.is_some(), keys: [request.from.key, request.to.key] };
     }
     let result = copy_pieces(endpoint, request);
     endpoint.hardware.lock().engine = Use::new();
@@ -218,9 +230,11 @@ fn start_piece(endpoint: &Endpoint, request: &Request<'_>, done: u64, step: u32)
     };
     let bytes = (request.bytes - done).min(source.bytes).min(target.bytes).min(largest);
     let bell = request.bell.filter(|_| done + bytes == request.bytes);
+    // Another endpoint says that it does not live before it stops the engines that reach it, under this lock. So either it is seen
+    // here, or the copy that starts here is stopped.
+    request.from.check(endpoint)?;
+    request.to.check(endpoint)?;
     if let Some(bell) = &bell {
-        // The reader's endpoint says that it is gone before it stops the engines that ring it, under this lock. So either it is
-        // seen here, or the copy that starts here is stopped.
         bell.channel.check()?;
     }
     endpoint.finished.forget();
@@ -234,10 +248,7 @@ fn start_piece(endpoint: &Endpoint, request: &Request<'_>, done: u64, step: u32)
 
 fn check(endpoint: &Endpoint, hardware: &Hardware, request: &Request<'_>) -> Result {
     endpoint.status.check(request.generation)?;
-    if hardware.engine.aborted {
-        return Err(ENOENT);
-    }
-    Ok(())
+    hardware.engine.aborted.map_or(Ok(()), Err)
 }
 
 fn wait_piece(endpoint: &Endpoint, request: &Request<'_>, deadline: u64) -> Result {
@@ -255,7 +266,12 @@ fn wait_piece(endpoint: &Endpoint, request: &Request<'_>, deadline: u64) -> Resu
                 return Err(EREMOTEIO);
             }
             Outcome::Silent => {
-                endpoint.is_present(&mut hardware);
+                drop(hardware);
+                let Some(present) = endpoint.present() else {
+                    // The next look finds what became of it.
+                    continue;
+                };
+                hardware = present;
                 check(endpoint, &hardware, request)?;
             }
             Outcome::Busy => {}
@@ -263,7 +279,7 @@ fn wait_piece(endpoint: &Endpoint, request: &Request<'_>, deadline: u64) -> Resu
         if killed || now_ms() > deadline {
             stop(endpoint);
             // A reset forgets the ring table.
-            reset(endpoint, &hardware)?;
+            reset(endpoint, &mut hardware)?;
             return Err(if killed { EINTR } else { ETIMEDOUT });
         }
     }
@@ -297,9 +313,14 @@ pub(crate) fn stop(endpoint: &Endpoint) -> bool {
 ///
 /// # Errors
 ///
-/// As [`restart`]; the endpoint stays off the bus then.
-pub(crate) fn reset(endpoint: &Endpoint, hardware: &Hardware) -> Result {
-    restart(endpoint)?;
+/// As [`restart`]; the endpoint is DEAD then, if it was not worse, and stays off the bus.
+pub(crate) fn reset(endpoint: &Endpoint, hardware: &mut Hardware) -> Result {
+    if let Err(error) = restart(endpoint) {
+        dev_warn!(endpoint.pdev, "the engine holds on to an order; remove and rescan the device\n");
+        let generation = endpoint.status.generation();
+        endpoint.change(hardware, state::DEAD, generation);
+        return Err(error);
+    }
     endpoint.unsilence();
     endpoint.program_all(hardware)
 }
@@ -331,7 +352,7 @@ mod tests {
     fn only_a_running_copy_uses_its_mappings() {
         let idle = Use::new();
         assert!(!idle.is_busy() && !idle.uses(0) && !idle.rings(0));
-        let copying = Use { busy: true, aborted: false, rings: false, keys: [3, 5] };
+        let copying = Use { busy: true, aborted: None, rings: false, keys: [3, 5] };
         assert!(copying.uses(3) && copying.uses(5) && !copying.uses(4) && !copying.rings(3));
         let ringing = Use { rings: true, ..copying };
         assert!(ringing.rings(5) && !ringing.rings(4));
@@ -339,10 +360,11 @@ mod tests {
 
     #[test]
     fn a_copy_whose_ring_went_is_aborted_until_the_next() {
-        let mut usage = Use { busy: true, aborted: false, rings: false, keys: [3, 5] };
-        usage.abort();
-        assert!(usage.aborted && usage.is_busy());
+        let mut usage = Use { busy: true, aborted: None, rings: false, keys: [3, 5] };
+        usage.abort(EIO);
+        usage.abort(ENOENT);
+        assert!(usage.aborted == Some(EIO) && usage.is_busy());
         usage = Use::new();
-        assert!(!usage.aborted);
+        assert!(usage.aborted.is_none());
     }
 }

@@ -253,7 +253,7 @@ impl Endpoint {
         let mut stopped = true;
         if hardware.engine.uses(key) {
             stopped = !reachable || engine::stop(self);
-            hardware.engine.abort();
+            hardware.engine.abort(ENOENT);
         }
         if reachable {
             self.clear_slots(mapping.slots.iter().copied());
@@ -262,8 +262,8 @@ impl Endpoint {
         // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring, or is off the bus.
         unsafe { self.take_away(&mut mapping) };
         if !stopped && self.status.state() == state::LIVE {
-            // Only fails after unbind, which is excluded by the lock.
-            let _ = engine::reset(self, &hardware);
+            // Where that fails the endpoint is DEAD, which is told.
+            let _ = engine::reset(self, &mut hardware);
         }
         drop(hardware);
         // The pages, if this was the last reference, are freed only now: unmapped, flushed, and without the lock.
@@ -321,32 +321,40 @@ impl Endpoint {
         unsafe { bindings::pci_set_master(self.pci()) };
     }
 
-    /// A copy that would ring the reader of this mapping stops.
-    pub(crate) fn stop_ringing(&self, key: u64) {
+    /// A copy stops that would ring the reader of this mapping, or with `any` one that uses it at all; its caller is told why.
+    pub(crate) fn stop_using(&self, key: u64, any: bool, why: Error) {
         let mut hardware = self.hardware.lock();
-        if !hardware.bound || self.status.state() == state::RECOVERING || !hardware.engine.rings(key) {
+        let concerned = if any { hardware.engine.uses(key) } else { hardware.engine.rings(key) };
+        if !hardware.bound || self.status.state() == state::RECOVERING || !concerned {
             return;
         }
         let stopped = engine::stop(self);
-        hardware.engine.abort();
+        hardware.engine.abort(why);
         if !stopped && self.status.state() == state::LIVE {
-            // Only fails after unbind, which is excluded by the lock.
-            let _ = engine::reset(self, &hardware);
+            // Where that fails the endpoint is DEAD, which is told.
+            let _ = engine::reset(self, &mut hardware);
         }
     }
 
-    /// Engines of other endpoints that write this one's memory or doorbells stop, before its addresses may be given to another
-    /// device. One channel at a time, because another endpoint's lock must not be taken under this one's. From the last to the first:
-    /// none is added after unbind began, and one that ends meanwhile, which lets its importers go itself, makes none be left out.
-    fn drop_peers(&self) {
+    /// Nobody else's device reaches this one any more when this returns: engines of other endpoints have stopped, and drivers that imported
+    /// its memory, for which this waits, have let go. The endpoint is not LIVE, so none begins anew. Called without `hardware`, which others
+    /// need meanwhile.
+    pub(crate) fn keep_others_off(&self) {
+        self.each_channel(Channel::stop_peers);
+        // After all engines, because other drivers take their time.
+        self.each_channel(Channel::tell_importers);
+    }
+
+    /// One channel at a time, because locks of others must not be taken under this endpoint's. From the last to the first: one that is
+    /// added meanwhile finds the endpoint's new state, and one that ends meanwhile, which lets its importers go itself, makes none be
+    /// left out.
+    fn each_channel(&self, act: impl Fn(&Channel)) {
         let mut index = self.hardware.lock().channels.len();
         while index > 0 {
             index -= 1;
             let channel = self.hardware.lock().channels.get(index).cloned();
-            match channel {
-                Some(channel) if channel.is_device_memory() => channel.drop_importers(),
-                Some(channel) => channel.stop_ringers(),
-                None => {}
+            if let Some(channel) = channel {
+                act(&channel);
             }
         }
     }
@@ -359,7 +367,7 @@ impl Endpoint {
         self.change(&mut hardware, state::GONE, generation);
         if hardware.engine.is_busy() && self.profile.engine != Engine::None {
             engine::stop(self);
-            hardware.engine.abort();
+            hardware.engine.abort(ENODEV);
         }
         self.clear_all_slots();
         self.silence();
@@ -372,7 +380,13 @@ impl Endpoint {
         // SAFETY: As above.
         unsafe { flush_iommu(self.device()) };
         drop(hardware);
-        self.drop_peers();
+        self.keep_others_off();
+        // The addresses of its memory may belong to another device next.
+        self.each_channel(|channel| {
+            if channel.is_device_memory() {
+                channel.drop_importers();
+            }
+        });
         drop(mappings);
     }
 }

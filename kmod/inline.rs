@@ -219,7 +219,7 @@ impl Drop for IoRange {
 ///
 /// # Safety
 ///
-/// Both devices are valid.
+/// Both devices are valid, and `provider` stays bound to this driver until this returns: the kernel writes to what ends with the binding.
 pub(crate) unsafe fn p2pdma_distance(provider: *mut bindings::pci_dev, client: *mut bindings::device) -> i32 {
     // SAFETY: By the requirements of this function.
     unsafe { pcieipc_inline_p2pdma_distance(provider, client) }

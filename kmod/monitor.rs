@@ -2,7 +2,11 @@
 
 //! Looks at an endpoint now and then: does it answer, what is its link, is a storm over?
 
-use crate::{endpoint::Endpoint, limits, link, queue, uapi::kind};
+use crate::{
+    endpoint::Endpoint,
+    limits, link, queue,
+    uapi::{kind, state},
+};
 use kernel::{
     bindings, new_delayed_work, new_mutex,
     prelude::*,
@@ -51,13 +55,15 @@ impl Monitor {
         let endpoint = &self.endpoint;
         let sample = {
             // During recovery or reset the device may not be touched; neither begins while the lock is held.
-            let mut hardware = endpoint.hardware.lock();
-            if !endpoint.is_present(&mut hardware) {
+            let Some(hardware) = endpoint.present() else {
+                self.look_at_the_dead();
                 return;
-            }
+            };
             self.end_storms();
             // SAFETY: The endpoint holds a reference to the device.
-            unsafe { link::sample(endpoint.pci()) }
+            let sample = unsafe { link::sample(endpoint.pci()) };
+            drop(hardware);
+            sample
         };
         let Some(now) = sample else {
             return;
@@ -65,6 +71,13 @@ impl Monitor {
         if let Some(before) = endpoint.link.update(now) {
             endpoint.status.set_link(now);
             endpoint.tell(kind::LINK, [u64::from(before), u64::from(now), 0, 0]);
+        }
+    }
+
+    /// An engine that does not stop makes its endpoint DEAD in calls that hold locks, under which others can not be kept off it.
+    fn look_at_the_dead(&self) {
+        if self.endpoint.status.state() == state::DEAD {
+            self.endpoint.keep_others_off();
         }
     }
 

@@ -18,7 +18,8 @@
 //! 6. [`endpoint::Endpoint`]'s brake of correctable errors
 //! 7. the registry ([`registry`])
 //! 8. [`monitor::Monitor`]'s armed flag, [`endpoint::Endpoint`]'s bell gate, which faults take
-//! 9. a [`window::Window`]'s dma-buf, and below it the buffer's reservation, under which other drivers' callbacks run
+//! 9. a [`window::Window`]'s dma-buf, and below it the buffer's reservation, under which other drivers' callbacks run; 4 to 8 are never
+//!    held meanwhile, because those drivers take their time
 //! 10. spin locks, taken with interrupts off: an event queue, a vector's target, a channel's writer
 
 mod accounting;

@@ -84,9 +84,12 @@ impl Endpoint {
             unsafe { bindings::synchronize_rcu() };
         }
         if hardware.engine.is_busy() {
-            hardware.engine.abort();
+            hardware.engine.abort(EIO);
         }
         self.silence();
+        drop(hardware);
+        // Before this returns, so that nobody's access falls into the reset.
+        self.keep_others_off();
     }
 
     /// The device works again: a new life. Its rings are told again when the session recovers.
@@ -130,6 +133,8 @@ impl Endpoint {
         let generation = self.status.generation();
         self.change(&mut hardware, state::DEAD, generation);
         self.silence();
+        drop(hardware);
+        self.keep_others_off();
     }
 }
 

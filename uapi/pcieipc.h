@@ -449,7 +449,7 @@ struct pcieipc_channel {
  * DMABUF: the data area of a channel in device memory as a dma-buf, for drivers of other devices (EOPNOTSUPP for other channels, and where the
  * kernel has no peer traffic). It cannot be mapped by a process. Only drivers that take memory without struct pages and let go of it when
  * they are told may attach, and only devices that the kernel lets reach the endpoint. They are told at reset, error, removal and the channel's
- * end; after PCIEIPC_IOCTL_RECOVER they may map it again. A channel has one dma-buf at a time (EBUSY); the memory is in use until it is closed.
+ * end, and until PCIEIPC_IOCTL_RECOVER may neither attach nor map it. A channel has one dma-buf at a time (EBUSY); the memory is in use until it is closed.
  */
 struct pcieipc_channel_fd {
 	__u32 size;
@@ -473,7 +473,8 @@ struct pcieipc_channel_fd {
  * @timeout_ms: in: 1 to 10000
  * @__reserved: 0
  *
- * Returns when the engine has finished. Errors: ETIMEDOUT (the engine is stopped and reset), EREMOTEIO the engine reported
+ * Returns when the engine has finished. A copy to or from an imported channel in device memory ends with what the state of that channel's
+ * endpoint says, too: EIO from its reset on, ESTALE until its session has recovered, ENODEV. Other errors: ETIMEDOUT (the engine is stopped and reset), EREMOTEIO the engine reported
  * an error, EBUSY the engine copies for another thread of this session, EINTR the process is being killed (the engine is stopped and reset).
  * With PCIEIPC_COPY_RING: EOPNOTSUPP where the engine does not reach the reader's doorbell below a common switch.
  */

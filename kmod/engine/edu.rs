@@ -4,7 +4,7 @@
 //! that it was given cannot be taken back, only be kept off memory until it has run out, a tenth of a second later.
 
 use super::{Order, Outcome};
-use crate::endpoint::Endpoint;
+use crate::{endpoint::Endpoint, uapi::state};
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta},
@@ -70,7 +70,8 @@ pub(super) fn stop(endpoint: &Endpoint) -> bool {
     }
     endpoint.silence();
     let ended = runs_out(endpoint);
-    if ended {
+    // One that died has lost the bus for good.
+    if ended && endpoint.status.state() == state::LIVE {
         endpoint.unsilence();
     }
     ended

@@ -208,8 +208,8 @@ impl Session {
             return Err(EINVAL);
         }
         let request = engine::Request {
-            from: engine::Place { key: from_key, offset: call.from_offset },
-            to: engine::Place { key: to_key, offset: call.to_offset },
+            from: engine::Place { channel: &from, key: from_key, offset: call.from_offset },
+            to: engine::Place { channel: &to, key: to_key, offset: call.to_offset },
             bytes,
             timeout_ms: call.timeout_ms,
             generation,

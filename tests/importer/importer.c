@@ -5,8 +5,11 @@
  *
  * write "attach FD 0000:00:00.0 WAY"   WAY 0: as a driver that wants struct pages; 1: without; 2: without, and it lets go when it is told
  * write "map", write "unmap"
+ * write "hold"                         from now on it takes its time to let go when it is told: until "go", 20 seconds at most
+ * write "await", write "go"            waits until it is told; lets go, and keeps nobody waiting any more
  * read                                 "mapped ADDRESS BYTES" or "unmapped", and how often it was told
  */
+#include <linux/completion.h>
 #include <linux/dma-buf.h>
 #include <linux/dma-resv.h>
 #include <linux/miscdevice.h>
@@ -27,7 +30,11 @@ struct import {
 	/* Under the buffer's reservation. */
 	struct sg_table *table;
 	unsigned int told;
+	bool hold;
+	struct completion reached, go;
 };
+
+#define HOLD (20 * HZ)
 
 static void unmap(struct import *import)
 {
@@ -40,6 +47,10 @@ static void told(struct dma_buf_attachment *attachment)
 {
 	struct import *import = attachment->importer_priv;
 
+	if (READ_ONCE(import->hold)) {
+		complete_all(&import->reached);
+		wait_for_completion_timeout(&import->go, HOLD);
+	}
 	unmap(import);
 	import->told++;
 }
@@ -115,6 +126,17 @@ static ssize_t importer_write(struct file *file, const char __user *from, size_t
 		unmap(import);
 		dma_resv_unlock(import->buf->resv);
 		error = 0;
+	} else if (sysfs_streq(text, "hold")) {
+		reinit_completion(&import->reached);
+		reinit_completion(&import->go);
+		WRITE_ONCE(import->hold, true);
+		error = 0;
+	} else if (sysfs_streq(text, "await")) {
+		error = wait_for_completion_timeout(&import->reached, HOLD) ? 0 : -ETIMEDOUT;
+	} else if (sysfs_streq(text, "go")) {
+		WRITE_ONCE(import->hold, false);
+		complete_all(&import->go);
+		error = 0;
 	}
 	mutex_unlock(&import->lock);
 	return error ? error : bytes;
@@ -151,6 +173,8 @@ static int importer_open(struct inode *inode, struct file *file)
 	if (!import)
 		return -ENOMEM;
 	mutex_init(&import->lock);
+	init_completion(&import->reached);
+	init_completion(&import->go);
 	file->private_data = import;
 	return 0;
 }

@@ -123,7 +123,13 @@ int main(void)
 	out[100] = 0xee;
 	promise(data[100] == 0xee && gives(a, PCIEIPC_IOCTL_COPY, CALL(pcieipc_copy, .flags = PCIEIPC_COPY_RING, .from = staging.channel, .to = import.channel,
 								     .bytes = 4096, .timeout_ms = 1000), ESTALE), "its_mappings_are_ordinary_memory_until_it_recovers");
+	copy = (struct pcieipc_copy){ .size = sizeof(copy), .from = staging.channel, .to = import.channel, .bytes = 4096, .timeout_ms = 1000 };
+	promise(gives(a, PCIEIPC_IOCTL_COPY, &copy, ESTALE), "no_engine_writes_it_until_then");
+	struct pcieipc_copy back = { .size = sizeof(back), .from = import.channel, .to = staging.channel, .bytes = 4096, .timeout_ms = 1000 };
+
+	promise(gives(a, PCIEIPC_IOCTL_COPY, &back, ESTALE), "nor_reads_it");
 	promise(gives(b, PCIEIPC_IOCTL_RECOVER, CALL(pcieipc_recover), 0), "the_reader_recovers");
+	promise(gives(a, PCIEIPC_IOCTL_COPY, &copy, 0) && gives(a, PCIEIPC_IOCTL_COPY, &back, 0), "and_then_engines_reach_it_again");
 	out[100] = 0x6b;
 	promise(data[100] == 0x6b && gives(b, PCIEIPC_IOCTL_COPY, CALL(pcieipc_copy, .from = create.channel, .to = host.channel, .bytes = 4096,
 								     .timeout_ms = 3000), 0) && landed && landed[100] == 0x6b,

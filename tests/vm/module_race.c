@@ -42,6 +42,7 @@ static void live(unsigned int *seed, int all)
 	size_t bytes = 4096UL << rand_r(seed) % 6;
 	struct pcieipc_channel_create create = { .size = sizeof(create), .data_bytes = bytes, .flags = device ? PCIEIPC_CHANNEL_DEVICE_MEMORY : 0 };
 	struct pcieipc_channel_create second = { .size = sizeof(second), .data_bytes = bytes };
+	struct pcieipc_channel_fd import = { .size = sizeof(import) };
 	volatile uint8_t *data = NULL, *out = NULL;
 
 	call(fd, PCIEIPC_IOCTL_VECTOR_EVENTFD, CALL(pcieipc_vector_eventfd, .vector = 0, .fd = bell));
@@ -63,7 +64,7 @@ static void live(unsigned int *seed, int all)
 				out[rand_r(seed) % bytes] = 1;
 			if (data)
 				(void)data[rand_r(seed) % bytes];
-			switch (rand_r(seed) % 9) {
+			switch (rand_r(seed) % 11) {
 			case 0:
 				call(exported, PCIEIPC_IOCTL_EXPORT_RING, CALL(pcieipc_ring));
 				break;
@@ -89,7 +90,18 @@ static void live(unsigned int *seed, int all)
 				wait_for(exported, POLLOUT, 0);
 				break;
 			case 7:
-				call(fd, PCIEIPC_IOCTL_CHANNEL_IMPORT, CALL(pcieipc_channel_fd, .fd = exported));
+				import.fd = exported;
+				call(fd, PCIEIPC_IOCTL_CHANNEL_IMPORT, &import);
+				break;
+			case 9:
+				for (uint32_t from = 0; from < count && from < 16; from++)
+					for (uint32_t to = 0; to < count && to < 16; to++)
+						call(fd, PCIEIPC_IOCTL_DISTANCE, CALL(pcieipc_distance, .from = ids[from], .to = ids[to]));
+				break;
+			case 10:
+				call(fd, PCIEIPC_IOCTL_COPY, CALL(pcieipc_copy, .flags = PCIEIPC_COPY_RING, .from = second.channel,
+								  .to = rand_r(seed) % 2 ? import.channel : create.channel, .bytes = 4096,
+								  .timeout_ms = 500));
 				break;
 			case 8:
 				if (out)

@@ -25,6 +25,10 @@ use nix::{errno::Errno, fcntl::OFlag, sys::mman::ProtFlags};
 use serde_json::{Value, json};
 
 const BYTES: u64 = 64 << 10;
+/// Less than the importer holds what it was told to hold.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// What does not come in this time waits.
+const UNHURRIED: Duration = Duration::from_secs(3);
 /// What an importer says of itself when it attaches.
 const WANTS_PAGES: u32 = 0;
 const CANNOT_LET_GO: u32 = 1;
@@ -257,8 +261,65 @@ fn it_outlives_session_and_process_as_a_husk() {
     assert!(wait::until(SOON, || machine::module_state("pages") == pages), "nothing is left of it");
 }
 
+/// While another driver takes its time to let go, `cause` waits for it and nobody else does.
+fn held(shared: &Shared, cause: impl FnOnce() + Send, meanwhile: impl FnOnce(&dyn Fn() -> bool)) {
+    let (importer, _) = shared.neighbour();
+    importer.map().unwrap();
+    importer.tell("hold").unwrap();
+    thread::scope(|scope| {
+        let causing = scope.spawn(cause);
+        importer.tell("await").unwrap();
+        meanwhile(&|| causing.is_finished());
+        importer.tell("go").unwrap();
+        causing.join().unwrap();
+    });
+    assert_eq!(importer.state(), (None, 1));
+}
+
+fn a_driver_that_takes_its_time_holds_up_nobody_but_the_reset() {
+    let shared = shared();
+    let (function, serial) = (shared.session.function(), shared.session.info().serial);
+    let reset = || function.reset().unwrap();
+    held(&shared, reset, |reset_is_over| {
+        assert!(!played(serial)["mastering"].as_bool().unwrap(), "the endpoint is off the bus first");
+        assert_eq!(shared.session.state().0, PCIEIPC_STATE_RECOVERING);
+        // The endpoint's session and others, in threads, because a call that waits for the driver does not come back.
+        let calls: [&(dyn Fn() + Sync); 3] = [
+            &|| assert!(Node::open(OFlag::empty()).info(shared.session.endpoint).is_ok()),
+            &|| assert!(machine::module_state("pages") > 0),
+            &|| assert_eq!(shared.session.create(PAGE as u64, 0).map(drop), Err(Errno::EIO)),
+        ];
+        thread::scope(|scope| {
+            let calls = calls.map(|call| scope.spawn(call));
+            let answered = wait::until(PATIENCE, || calls.iter().all(|call| call.is_finished()));
+            assert!(answered, "a call waits for the driver");
+        });
+        assert!(!reset_is_over(), "the reset waits");
+    });
+    recover(&shared.session);
+}
+
+fn an_unbind_while_the_channel_ends_waits_for_the_driver_too() {
+    let shared = shared();
+    let (function, serial) = (shared.session.function(), shared.session.info().serial);
+    let id = shared.channel.channel;
+    let destroy = || {
+        shared.session.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel: id, ..Record::new() });
+    };
+    thread::scope(|scope| {
+        held(&shared, destroy, |_| {
+            let unbinding = scope.spawn(|| function.unbind().unwrap());
+            assert!(!wait::until(UNHURRIED, || unbinding.is_finished()), "the driver still has it mapped");
+        });
+    });
+    assert!(!function.bound());
+    drop(shared);
+    function.bind().unwrap();
+    living(serial);
+}
+
 fn mapping_it_races_resets_and_unbind() {
-    for round in 0..5 {
+    for round in 0..6 {
         let shared = shared();
         let address = shared.other(true).address;
         let over = AtomicBool::new(false);
@@ -267,9 +328,9 @@ fn mapping_it_races_resets_and_unbind() {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !over.load(Ordering::Relaxed) {
-                        let importer = Importer::attach(&shared.buffer, &address, LETS_GO).unwrap();
+                        // Whether it may depends on the moment.
+                        let Ok(importer) = Importer::attach(&shared.buffer, &address, LETS_GO) else { continue };
                         for _ in 0..20 {
-                            // Whether it may depends on the moment.
                             let _ = importer.tell("map");
                             let _ = importer.tell("unmap");
                             let _ = importer.tell("map");
@@ -285,6 +346,12 @@ fn mapping_it_races_resets_and_unbind() {
             });
             function.reset().unwrap();
             thread::sleep(Duration::from_millis(20));
+            if round % 3 == 0 {
+                scope.spawn(|| {
+                    let mut ended = pcieipc_channel { channel: shared.channel.channel, ..Record::new() };
+                    shared.session.node.call(number::CHANNEL_DESTROY, &mut ended)
+                });
+            }
             function.reset().unwrap();
             if round % 2 == 0 {
                 function.unbind().unwrap();
@@ -310,6 +377,8 @@ fn main() -> ExitCode {
             the_channels_end_is_its_end_and_the_memory_is_in_use_until_it_is_closed,
             it_outlives_session_and_process_as_a_husk,
             nobody_reaches_it_after_unbind,
+            a_driver_that_takes_its_time_holds_up_nobody_but_the_reset,
+            an_unbind_while_the_channel_ends_waits_for_the_driver_too,
             mapping_it_races_resets_and_unbind,
         ],
         machine::repair,

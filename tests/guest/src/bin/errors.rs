@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -190,6 +190,37 @@ fn an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later() {
     softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
 }
 
+fn a_reset_ends_copies_of_other_endpoints_into_its_memory_before_it_begins() {
+    let [reader, writer] = [0, 1].map(Session::nth);
+    let mut made = pcieipc_channel_create { data_bytes: 1 << 20, flags: PCIEIPC_CHANNEL_DEVICE_MEMORY, ..Record::new() };
+    reader.node.call(number::CHANNEL_CREATE, &mut made).unwrap();
+    let exported = reader.node.get(number::CHANNEL_EXPORT, pcieipc_channel_fd { channel: made.channel, ..Record::new() });
+    // SAFETY: the kernel has just made this descriptor for us.
+    let exported = unsafe { OwnedFd::from_raw_fd(exported.fd) };
+    let import = pcieipc_channel_fd { fd: exported.as_raw_fd(), ..Record::new() };
+    let to = writer.node.get(number::CHANNEL_IMPORT, import).channel;
+    let from = writer.create(1 << 20, 0).unwrap();
+    let copy = pcieipc_copy { from: from.id(), to, bytes: 1 << 20, timeout_ms: 10_000, ..Record::new() };
+    let copies = || writer.node.call(number::COPY, &mut { copy });
+    assert_eq!(copies(), Ok(()));
+
+    let (serial, engine) = (writer.info().serial, played(writer.info().serial)["endpoint"].clone());
+    let (function, state) = (reader.function(), writer.state());
+    softdev(&json!({"cmd": "slow", "endpoint": engine, "bytes_per_s": 200_000}));
+    thread::scope(|scope| {
+        let copying = scope.spawn(copies);
+        assert!(wait::until(SOON, || played(serial)["busy"] == true), "{}", played(serial));
+        function.reset().unwrap();
+        // An engine that were in the middle would find nobody there, and say so.
+        assert_eq!(copying.join().unwrap(), Err(Errno::EIO));
+    });
+    softdev(&json!({"cmd": "slow", "endpoint": engine, "bytes_per_s": 0}));
+    assert_eq!(copies(), Err(Errno::ESTALE), "the reader has not recovered");
+    recover(&reader).unwrap();
+    assert_eq!(copies(), Ok(()));
+    assert_eq!(writer.state(), state, "the writer's endpoint lives on as it did");
+}
+
 fn an_endpoint_that_died_in_its_recovery_is_dead_and_comes_back_by_removal() {
     let session = Session::nth(0);
     let (serial, function) = (session.info().serial, session.function());
@@ -359,6 +390,7 @@ fn main() -> ExitCode {
             no_access_falls_into_a_reset_or_an_error,
             errors_after_errors_are_survived,
             an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later,
+            a_reset_ends_copies_of_other_endpoints_into_its_memory_before_it_begins,
             errors_of_one_endpoint_leave_its_sibling_alone,
             two_reads_that_fail_are_no_removal_and_many_in_a_row_are,
             a_worse_link_and_its_return_are_events_with_before_and_after,
