@@ -22,7 +22,7 @@ test: vm-env ## run all tests, on the host and in virtual machines; the last lin
 	@scripts/test
 
 .PHONY: test-all
-test-all: vm-env ## run all tests, and some of them on the kernel with every check, too: what continuous integration runs
+test-all: vm-env ## run all tests, and some of them on the kernel with every check, too
 	@scripts/test --debug
 
 .PHONY: chaos
