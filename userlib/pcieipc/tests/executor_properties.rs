@@ -264,25 +264,32 @@ fn check<T: Model>(call: &Call) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Calls a function of the type that a kind stands for.
+macro_rules! of_kind {
+    ($kind:expr, $check:ident, $call:expr) => {
+        match $kind {
+            Kind::F64 => $check::<f64>($call),
+            Kind::F32 => $check::<f32>($call),
+            Kind::F16 => $check::<f16>($call),
+            Kind::BF16 => $check::<bf16>($call),
+            Kind::I8 => $check::<i8>($call),
+            Kind::I16 => $check::<i16>($call),
+            Kind::I32 => $check::<i32>($call),
+            Kind::I64 => $check::<i64>($call),
+            Kind::U8 => $check::<u8>($call),
+            Kind::U16 => $check::<u16>($call),
+            Kind::U32 => $check::<u32>($call),
+            Kind::U64 => $check::<u64>($call),
+        }
+    };
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
     fn every_type_operation_count_place_and_algorithm_agrees_with_the_float64_model(call in calls(), kind in prop::sample::select(&Kind::ALL[..])) {
-        match kind {
-            Kind::F64 => check::<f64>(&call)?,
-            Kind::F32 => check::<f32>(&call)?,
-            Kind::F16 => check::<f16>(&call)?,
-            Kind::BF16 => check::<bf16>(&call)?,
-            Kind::I8 => check::<i8>(&call)?,
-            Kind::I16 => check::<i16>(&call)?,
-            Kind::I32 => check::<i32>(&call)?,
-            Kind::I64 => check::<i64>(&call)?,
-            Kind::U8 => check::<u8>(&call)?,
-            Kind::U16 => check::<u16>(&call)?,
-            Kind::U32 => check::<u32>(&call)?,
-            Kind::U64 => check::<u64>(&call)?,
-        }
+        of_kind!(kind, check, &call)?;
     }
 }
 
@@ -380,20 +387,7 @@ proptest! {
         // Direct is taken where buffers are registered and no other algorithm is asked for; elsewhere it stands for the default.
         let algorithm = if registered { Some(Algorithm::Direct) } else { call.algorithm };
         let call = Call { ranks, count: block, algorithm, ..call };
-        match kind {
-            Kind::F64 => check_all::<f64>(&call)?,
-            Kind::F32 => check_all::<f32>(&call)?,
-            Kind::F16 => check_all::<f16>(&call)?,
-            Kind::BF16 => check_all::<bf16>(&call)?,
-            Kind::I8 => check_all::<i8>(&call)?,
-            Kind::I16 => check_all::<i16>(&call)?,
-            Kind::I32 => check_all::<i32>(&call)?,
-            Kind::I64 => check_all::<i64>(&call)?,
-            Kind::U8 => check_all::<u8>(&call)?,
-            Kind::U16 => check_all::<u16>(&call)?,
-            Kind::U32 => check_all::<u32>(&call)?,
-            Kind::U64 => check_all::<u64>(&call)?,
-        }
+        of_kind!(kind, check_all, &call)?;
     }
 }
 

@@ -59,37 +59,37 @@ fn take(eventfd: &EventFd) {
     }
 }
 
-/// Median time from the store to the return of poll and read, in nanoseconds.
-fn wakeups(sides: &[(&Bell<'_>, &[EventFd])], vector: usize) -> Vec<f64> {
-    let mut times = vec![Vec::with_capacity(RINGS); sides.len()];
-    for ring in 0..RINGS {
+/// Median of what `one` takes on each side, in nanoseconds, turn by turn.
+fn by_turns(sides: &[(&Bell<'_>, &[EventFd])], rounds: usize, one: impl Fn(&Bell<'_>, &[EventFd])) -> Vec<f64> {
+    let mut times = vec![Vec::with_capacity(rounds); sides.len()];
+    for round in 0..rounds {
         for turn in 0..sides.len() {
             // Who is first changes, so that nobody always finds what another left.
-            let side = (turn + ring) % sides.len();
+            let side = (turn + round) % sides.len();
             let (bell, vectors) = sides[side];
             let begin = Instant::now();
-            bell.ring(vector);
-            take(&vectors[vector]);
+            one(bell, vectors);
             times[side].push(begin.elapsed().as_nanos() as f64);
         }
     }
     times.iter_mut().map(|times| median(times)).collect()
 }
 
-/// Nanoseconds for each interrupt when all vectors are rung at once, so that none is merged with another.
+/// From the store to the return of poll and read.
+fn wakeups(sides: &[(&Bell<'_>, &[EventFd])], vector: usize) -> Vec<f64> {
+    by_turns(sides, RINGS, |bell, vectors| {
+        bell.ring(vector);
+        take(&vectors[vector]);
+    })
+}
+
+/// For each interrupt when all vectors are rung at once, so that none is merged with another.
 fn rates(sides: &[(&Bell<'_>, &[EventFd])]) -> Vec<f64> {
-    let mut times = vec![Vec::with_capacity(ROUNDS); sides.len()];
-    for round in 0..ROUNDS {
-        for turn in 0..sides.len() {
-            let side = (turn + round) % sides.len();
-            let (bell, vectors) = sides[side];
-            let begin = Instant::now();
-            (0..VECTORS).for_each(|vector| bell.ring(vector));
-            vectors[..VECTORS].iter().for_each(take);
-            times[side].push(begin.elapsed().as_nanos() as f64 / VECTORS as f64);
-        }
-    }
-    times.iter_mut().map(|times| median(times)).collect()
+    let all = by_turns(sides, ROUNDS, |bell, vectors| {
+        (0..VECTORS).for_each(|vector| bell.ring(vector));
+        vectors[..VECTORS].iter().for_each(take);
+    });
+    all.into_iter().map(|time| time / VECTORS as f64).collect()
 }
 
 fn median(values: &mut [f64]) -> f64 {
