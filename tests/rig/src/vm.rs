@@ -78,7 +78,12 @@ pub fn run(spec: &Spec, place: &Place) -> Result<Verdict> {
         left -= 1;
         match try_once(spec, place, &archive, limit, (left > 0).then_some(boot.min(limit)))? {
             Tried::Judged(verdict) => return Ok(verdict),
-            Tried::NotUp(why) => eprintln!("vm {}: {why}; once more", spec.name),
+            Tried::NotUp(why) => {
+                // What that kernel said is kept beside the log of the one that comes up.
+                let log = format!("console-not-up-{}.log", BOOTS - left);
+                fs::rename(folder.join("console.log"), folder.join(&log)).map_err(at(&folder))?;
+                eprintln!("vm {}: {why} ({log}); once more", spec.name);
+            }
         }
     }
 }
