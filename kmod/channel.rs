@@ -185,7 +185,7 @@ impl Channel {
         self.generation.load(Acquire)
     }
 
-    /// The reader goes on in a new generation.
+    /// The reader goes on in a new generation. Importers are told by [`Channel::tell_importers`], which may wait for them.
     pub(crate) fn recover(&self, generation: u64) {
         self.generation.store(generation, Release);
         if let Data::Device(window) = &self.data {
@@ -258,6 +258,15 @@ impl Channel {
         table.register_wait(file, &self.waiters);
     }
 
+    /// Counts one ring of the reader, by whichever way, against what this channel's writers may.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` over the rate limit.
+    pub(crate) fn take_ring(&self) -> Result {
+        self.bucket.take(limits::doorbells_per_second())
+    }
+
     /// The writer rings the reader.
     ///
     /// # Errors
@@ -265,7 +274,7 @@ impl Channel {
     /// As [`Channel::check`]; `EAGAIN` over the rate limit.
     pub(crate) fn ring(&self) -> Result {
         self.check()?;
-        self.bucket.take(limits::doorbells_per_second())?;
+        self.take_ring()?;
         if self.is_device_memory() {
             // What was stored through a write-combining mapping goes first.
             inline::wmb();
@@ -351,6 +360,7 @@ impl Channel {
         // While it is listed, because an unbind in between asks only those that are to let go of the memory.
         if let Data::Device(window) = &self.data {
             window.set_generation(0);
+            window.tell_importers();
         }
         self.endpoint.disown(self);
         self.wake_writer();

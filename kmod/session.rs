@@ -200,6 +200,13 @@ impl Session {
         Ok(Claim { session: self, endpoint: Some(endpoint), generation })
     }
 
+    /// The own channel with the next greater number.
+    fn next_own(&self, last: u32) -> Option<(u32, Arc<Channel>)> {
+        let table = self.table.lock();
+        let later = table.entries.iter().filter(|entry| entry.own && entry.id > last);
+        later.min_by_key(|entry| entry.id).map(|entry| (entry.id, entry.channel.clone()))
+    }
+
     /// RECOVER.
     pub(crate) fn recover(&self, call: &mut uapi::pcieipc_recover) -> Result {
         let endpoint = self.endpoint()?;
@@ -217,6 +224,14 @@ impl Session {
         };
         for entry in table.entries.iter().filter(|entry| entry.own) {
             entry.channel.recover(generation);
+        }
+        drop(table);
+        // Without the table, because drivers that import memory may take their time, and mmap() takes it. Whoever is told asks what is then, so
+        // of two recoveries it does not matter who tells.
+        let mut last = 0;
+        while let Some((id, channel)) = self.next_own(last) {
+            channel.tell_importers();
+            last = id;
         }
         call.generation = generation;
         Ok(())
@@ -432,4 +447,5 @@ pub(crate) fn query(call: &mut uapi::pcieipc_query) {
     call.correctable_per_second = limits::correctable_per_second();
     call.link_sample_ms = limits::link_sample_ms();
     call.max_sessions = limits::sessions();
+    call.storm_interrupts = limits::storm_interrupts();
 }

@@ -48,7 +48,7 @@ records! {
     pcieipc_query from 88 {
         size, flags, user_version, user_oldest, version, oldest, caps, max_channel_bytes, max_session_bytes,
         max_total_bytes, max_channels, max_copy_bytes, max_endpoints, event_queue, doorbells_per_second, page_size,
-        correctable_per_second, link_sample_ms, max_sessions, __reserved,
+        correctable_per_second, link_sample_ms, max_sessions, storm_interrupts,
     }
     pcieipc_enumerate { size, flags, ids, count, __reserved }
     pcieipc_endpoint_info {

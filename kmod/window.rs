@@ -108,7 +108,6 @@ impl Window {
         // A fault that saw the old generation has inserted its page before the gate opens here, so the zap finds it.
         drop(self.endpoint.bell_gate.lock());
         mapping_inode::zap(self.offset(), self.bytes);
-        self.tell_importers();
     }
 
     /// Whether its generation is the endpoint's, which lives.

@@ -47,7 +47,7 @@
  *   CHANNEL_IMPORT   ENOTCONN ESTALE EIO ENODEV EBADF EOPNOTSUPP ENOSPC ENOMEM
  *   CHANNEL_FREED    ENOTCONN ESTALE EIO ENODEV ENOENT
  *   CHANNEL_DMABUF   ENOTCONN ESTALE EIO ENODEV ENOENT EOPNOTSUPP EBUSY EMFILE ENOMEM
- *   COPY             ENOTCONN ESTALE EIO ENODEV ENOENT EOPNOTSUPP EBUSY ETIMEDOUT EREMOTEIO
+ *   COPY             ENOTCONN ESTALE EIO ENODEV ENOENT EOPNOTSUPP EBUSY EAGAIN ETIMEDOUT EREMOTEIO
  *   VECTOR_EVENTFD   ENOTCONN ENODEV EBADF
  *   RING             ENOTCONN ESTALE EIO ENODEV EAGAIN
  *   DOORBELL_MAP     ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP EPERM
@@ -135,7 +135,7 @@
  * @correctable_per_second: out: most correctable-error events of one endpoint
  * @link_sample_ms: out: how often link speed and width are sampled
  * @max_sessions: out: most sessions of one user; 0 from a module that has no such limit
- * @__reserved: 0
+ * @storm_interrupts: out: interrupts of a vector within a tenth of a second above which it is silenced for a while; 0 for never
  *
  * Errors: EPROTO the versions exclude each other (the structure is filled in all the same).
  */
@@ -160,7 +160,7 @@ struct pcieipc_query {
 	__u32 link_sample_ms;
 	/* A caller may know no more than what is above: 88 bytes. */
 	__u32 max_sessions;
-	__u32 __reserved;
+	__u32 storm_interrupts;
 };
 
 /**
@@ -474,9 +474,11 @@ struct pcieipc_channel_fd {
  * @__reserved: 0
  *
  * Returns when the engine has finished. A copy to or from an imported channel in device memory ends with what the state of that channel's
- * endpoint says, too: EIO from its reset on, ESTALE until its session has recovered, ENODEV. Other errors: ETIMEDOUT (the engine is stopped and reset), EREMOTEIO the engine reported
+ * endpoint says, too: EIO from its reset on, ESTALE until its session has recovered, ENODEV; once that endpoint is unbound the import is
+ * gone: ENOENT. Other errors: ETIMEDOUT (the engine is stopped and reset), EREMOTEIO the engine reported
  * an error, EBUSY the engine copies for another thread of this session, EINTR the process is being killed (the engine is stopped and reset).
- * With PCIEIPC_COPY_RING: EOPNOTSUPP where the engine does not reach the reader's doorbell below a common switch.
+ * With PCIEIPC_COPY_RING: EOPNOTSUPP where the engine does not reach the reader's doorbell below a common switch; EAGAIN, and nothing is
+ * copied, where the channel's writers have rung more often than doorbells_per_second (EXPORT_RING and this count together).
  */
 struct pcieipc_copy {
 	__u32 size;

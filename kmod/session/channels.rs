@@ -229,6 +229,7 @@ impl Session {
         to.check()?;
         distance::check_direct(endpoint, &to.endpoint)?;
         let (address, value) = to.endpoint.bell_address(to.vector)?;
+        to.take_ring()?;
         Ok(Some(engine::Bell { address, value, channel: to }))
     }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * module_profile NAME VECTORS ATTACH-ERRNO COPIES [OFFSET]: what the first endpoint with this profile is able to do. With OFFSET, where in BAR 2 the kernel
- * writes length (+0) and address (+8) of its rings, 16 bytes each.
+ * module_profile NAME VECTORS ATTACH-ERRNO COPIES [OFFSET | memory]: what the first endpoint with this profile is able to do. With OFFSET, where in BAR 2 the
+ * kernel writes length (+0) and address (+8) of its rings, 16 bytes each; with "memory", a channel in its own memory, too.
+ * $RING_MS is how long a ring may take.
+ * module_profile ADDRESS OFFSET: the 32-bit word there in BAR 0 of a function that no driver holds.
  */
 #define _GNU_SOURCE
 #include "module.h"
@@ -36,13 +38,59 @@ static int tells_rings(int fd, uint32_t channel, unsigned long offset, const cha
 	return (uint32_t)told[0] == 65536 && told[1] && told[1] % 4096 == 0 && !told[2] && !told[3] && !(uint32_t)after[0] && !after[1];
 }
 
+/* A channel in the endpoint's memory: clear at first, and what its writer stores is what its reader sees, in each of its pages. */
+static int has_memory(int fd)
+{
+	struct pcieipc_channel_create create = { .size = sizeof(create), .flags = PCIEIPC_CHANNEL_DEVICE_MEMORY, .data_bytes = 65536 };
+	struct pcieipc_channel_fd export = { .size = sizeof(export) };
+
+	if (!gives(fd, PCIEIPC_IOCTL_CHANNEL_CREATE, &create, 0))
+		return 0;
+	export.channel = create.channel;
+	if (!gives(fd, PCIEIPC_IOCTL_CHANNEL_EXPORT, &export, 0))
+		return 0;
+	volatile uint64_t *writer = map(export.fd, 65536, PROT_READ | PROT_WRITE, create.data_offset);
+	volatile uint64_t *reader = map(fd, 65536, PROT_READ, create.data_offset);
+
+	if (!writer || !reader)
+		return 0;
+	int clear = 1, same = 1;
+
+	for (int i = 0; i < 8192; i++)
+		clear &= !reader[i];
+	for (uint64_t i = 0; i < 8192; i++)
+		writer[i] = i * 0x9e3779b97f4a7c15 + 1;
+	__sync_synchronize();
+	for (uint64_t i = 0; i < 8192; i++)
+		same &= reader[i] == i * 0x9e3779b97f4a7c15 + 1;
+	printf("# its memory was %sclear, and is %sthe same on both sides\n", clear ? "" : "not ", same ? "" : "not ");
+	return clear && same;
+}
+
+static int print_word(const char *address, unsigned long offset)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource0", address);
+	int registers = open(path, O_RDWR | O_SYNC | O_CLOEXEC);
+	volatile uint8_t *at = registers < 0 ? NULL : map(registers, 4096, PROT_READ, offset & ~0xfffUL);
+
+	if (!at)
+		return 1;
+	printf("%#x\n", *(volatile uint32_t *)(at + (offset & 0xfff)));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	uint32_t ids[16], count, endpoint = 0;
 	struct pcieipc_endpoint_info info;
 
+	if (argc == 3)
+		return print_word(argv[1], strtoul(argv[2], NULL, 0));
 	if (argc < 5)
 		return 2;
+	const char *limit = getenv("RING_MS");
 	int vectors = atoi(argv[2]), refused = atoi(argv[3]), copies = atoi(argv[4]);
 	int fd = open_node();
 
@@ -74,12 +122,14 @@ int main(int argc, char **argv)
 	for (int i = 0; i < 20; i++) {
 		uint64_t signals;
 
-		if (!gives(export.fd, PCIEIPC_IOCTL_EXPORT_RING, CALL(pcieipc_ring), 0) || !wait_for(bell, POLLIN, 30000) ||
+		if (!gives(export.fd, PCIEIPC_IOCTL_EXPORT_RING, CALL(pcieipc_ring), 0) || !wait_for(bell, POLLIN, limit ? atoi(limit) : 30000) ||
 		    read(bell, &signals, 8) != 8) {
 			printf("# ring %d did not wake\n", i);
 			return 1;
 		}
 	}
+	if (argc > 5 && !strcmp(argv[5], "memory"))
+		return !has_memory(fd);
 	if (argc > 5 && !tells_rings(fd, create.channel, strtoul(argv[5], NULL, 0), address_of(fd, endpoint, &info)))
 		return 1;
 	if (argc > 5)

@@ -59,7 +59,7 @@ pub struct pcieipc_query {
     pub correctable_per_second: __u32,
     pub link_sample_ms: __u32,
     pub max_sessions: __u32,
-    pub __reserved: __u32,
+    pub storm_interrupts: __u32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

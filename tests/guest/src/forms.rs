@@ -36,12 +36,7 @@ pub fn forms(endpoint: u32, channel: u32) -> Vec<Form> {
         form("ADMIN", number::ADMIN, pcieipc_admin { action: PCIEIPC_ADMIN_RESET, endpoint: u32::MAX, ..Record::new() }, &[]);
     admin.reserved.clear();
     vec![
-        form(
-            "QUERY",
-            number::QUERY,
-            pcieipc_query { user_version: 1, user_oldest: 1, ..Record::new() },
-            &[offset_of!(pcieipc_query, __reserved)],
-        ),
+        form("QUERY", number::QUERY, pcieipc_query { user_version: 1, user_oldest: 1, ..Record::new() }, &[]),
         form("ENUMERATE", number::ENUMERATE, pcieipc_enumerate::new(), &[offset_of!(pcieipc_enumerate, __reserved)]),
         form("ENDPOINT_INFO", number::ENDPOINT_INFO, pcieipc_endpoint_info { endpoint, ..Record::new() }, &[]),
         form(

@@ -4,6 +4,7 @@
 use std::{ffi::CStr, fs};
 
 use nix::{
+    errno::Errno,
     fcntl::OFlag,
     kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module},
 };
@@ -17,17 +18,35 @@ use crate::{
 
 /// The module out and in again, with these parameters.
 pub fn reload(parameters: &CStr) {
-    if fs::exists("/sys/module/pcieipc").is_ok_and(|there| there) {
-        // What has just been closed may hold it a moment longer.
-        let gone = wait::until(SOON, || delete_module(c"pcieipc", DeleteModuleFlags::O_NONBLOCK).is_ok());
-        assert!(gone, "the module cannot be removed");
+    if loaded() {
+        unload();
     }
     insert(parameters);
 }
 
+/// Whether the module is there.
+pub fn loaded() -> bool {
+    fs::exists("/sys/module/pcieipc").is_ok_and(|there| there)
+}
+
+/// The module out.
+pub fn unload() {
+    // What has just been closed may hold it a moment longer.
+    let gone = wait::until(SOON, || delete_module(c"pcieipc", DeleteModuleFlags::O_NONBLOCK).is_ok());
+    assert!(gone, "the module cannot be removed");
+}
+
 fn insert(parameters: &CStr) {
+    try_insert(parameters).unwrap_or_else(|error| panic!("insmod: {error}"));
+}
+
+/// The module in.
+///
+/// # Errors
+/// What finit_module(2) says.
+pub fn try_insert(parameters: &CStr) -> Result<(), Errno> {
     let module = fs::File::open("/modules/pcieipc.ko").unwrap_or_else(|error| panic!("{error}"));
-    finit_module(&module, parameters, ModuleInitFlags::empty()).unwrap_or_else(|error| panic!("insmod: {error}"));
+    finit_module(&module, parameters, ModuleInitFlags::empty())
 }
 
 /// A number in the module's state in debugfs, such as `pages`.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The endpoint's engine moves data between channels, and touches nothing else.
 
-use std::{process::ExitCode, time::Instant};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use guest::{
     abi::*,
@@ -9,7 +12,7 @@ use guest::{
     ktap, machine,
     pci::Function,
     promises,
-    session::{Channel, SOON, Session, played, softdev},
+    session::{Channel, SOON, Session, played, signals, softdev},
     wait,
 };
 use nix::errno::Errno;
@@ -92,6 +95,34 @@ fn four_mib_are_one_piece_where_memory_is_plenty_and_more_are_few() {
         let channel = session.create(mib << 20, 0).unwrap();
         assert!((1..=most).contains(&channel.made.segments), "{mib} MiB in {} pieces", channel.made.segments);
     }
+}
+
+/// An order of the engine takes 4 MiB at most, and one piece of a ring's memory.
+fn a_copy_in_pieces_is_whole_and_rings_once_behind_the_last() {
+    const BYTES: usize = 16 << 20;
+    let [writer, reader] = [0, 1].map(Session::nth);
+    let own = writer.create(BYTES as u64, 0).unwrap();
+    let remote = reader.create(BYTES as u64, 2).unwrap();
+    let eventfd = reader.eventfd(2);
+    let export = remote.export().unwrap();
+    let to = import(&writer, export.as_fd().as_raw_fd());
+    let [source, ..] = own.export().unwrap().maps();
+    let [target, ..] = export.maps();
+    let mut copy = pcieipc_copy { flags: PCIEIPC_COPY_RING, from: own.id(), to, bytes: BYTES as u32, timeout_ms: 10_000, ..Record::new() };
+    // Half a second in all, so that whoever is woken too early sees what is missing.
+    let endpoint = endpoint_of(&writer);
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 2 * BYTES}));
+    for round in 1..4 {
+        source.fill(round);
+        target.fill(99);
+        std::thread::scope(|scope| {
+            let woken = scope.spawn(|| (signals(&eventfd, SOON), remote.data().differences(round)));
+            writer.node.call(number::COPY, &mut copy).unwrap();
+            assert_eq!(woken.join().unwrap(), (1, 0), "round {round}: signals, and words that were missing then");
+        });
+        assert_eq!(signals(&eventfd, Duration::from_millis(50)), 0, "round {round}: rung once");
+    }
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
 }
 
 fn a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works() {
@@ -180,6 +211,7 @@ fn main() -> ExitCode {
             the_engine_writes_into_another_endpoints_channel,
             the_endpoint_knows_each_ring_while_it_lives_and_no_longer,
             four_mib_are_one_piece_where_memory_is_plenty_and_more_are_few,
+            a_copy_in_pieces_is_whole_and_rings_once_behind_the_last,
             a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
             a_silent_endpoint_makes_a_copy_time_out_not_hang,
             death_in_the_middle_of_a_copy_is_an_error_within_its_time,

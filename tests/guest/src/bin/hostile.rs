@@ -246,6 +246,35 @@ fn ringing_too_often_is_eagain_and_works_again_soon() {
     other.ring(0).unwrap();
 }
 
+fn a_copy_that_rings_counts_against_the_limit_of_the_channels_writers() {
+    let session = Session::nth(0);
+    let channel = session.create(PAGE as u64, 1).unwrap();
+    let export = channel.export().unwrap();
+    let eventfd = session.eventfd(1);
+    let copy = |flags| {
+        let id = channel.id();
+        session.node.call(number::COPY, &mut pcieipc_copy { flags, from: id, to: id, to_offset: 64, bytes: 8, timeout_ms: 1000, ..Record::new() })
+    };
+    copy(PCIEIPC_COPY_RING).unwrap();
+    assert_eq!(signals(&eventfd, SOON), 1);
+    // Each time the writer has used up what it may: its engine may then no more than itself, but it still copies.
+    let tried = 100;
+    let refused = (0..tried).filter(|_| {
+        while export.ring() != Err(Errno::EAGAIN) {}
+        match copy(PCIEIPC_COPY_RING) {
+            Ok(()) => false,
+            Err(Errno::EAGAIN) => true,
+            Err(error) => panic!("{error}"),
+        }
+    });
+    let refused = refused.count();
+    println!("# {refused} of {tried} refused");
+    assert!(refused >= tried / 4, "{refused} of {tried} refused");
+    while export.ring() != Err(Errno::EAGAIN) {}
+    copy(0).unwrap();
+    assert!(wait::until(SOON, || copy(PCIEIPC_COPY_RING).is_ok()));
+}
+
 fn a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal() {
     let session = Session::nth(0);
     let (serial, function) = (session.info().serial, session.function());
@@ -455,6 +484,7 @@ fn main() -> ExitCode {
             a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state,
             two_readers_of_one_session_share_its_events,
             ringing_too_often_is_eagain_and_works_again_soon,
+            a_copy_that_rings_counts_against_the_limit_of_the_channels_writers,
             a_mapped_doorbell_rings_and_is_a_harmless_page_after_removal,
             a_doorbell_mapped_by_a_descriptor_ends_with_its_channel,
             an_eventfd_that_comes_behind_a_change_of_state_is_signalled_at_once,

@@ -148,14 +148,14 @@ fn open_as_another_user(expected: u8) -> (u8, Errno) {
 fn limits_are_what_the_parameters_say_in_query_and_in_fact() {
     machine::reload(
         c"max_channel_bytes=65536 max_session_bytes=163840 max_total_bytes=327680 max_channels=3 event_queue=32 \
-          doorbells_per_second=77 correctable_per_second=3 link_sample_ms=50 max_sessions=4",
+          doorbells_per_second=77 correctable_per_second=3 link_sample_ms=50 max_sessions=4 storm_interrupts=4321",
     );
     {
         let [one, two] = [0, 1].map(Session::nth);
         let told = one.node.query();
         assert_eq!((told.max_channel_bytes, told.max_session_bytes, told.max_total_bytes), (64 << 10, 160 << 10, 320 << 10));
         assert_eq!((told.max_channels, told.event_queue, told.doorbells_per_second), (3, 32, 77));
-        assert_eq!((told.correctable_per_second, told.link_sample_ms, told.max_sessions), (3, 50, 4));
+        assert_eq!((told.correctable_per_second, told.link_sample_ms, told.max_sessions, told.storm_interrupts), (3, 50, 4, 4321));
         let make = |session: &Session, kib: u64| session.create(kib << 10, 0).map(|channel| channel.id());
         let end = |session: &Session, channel| {
             let mut ended = pcieipc_channel { channel, ..Record::new() };

@@ -125,7 +125,8 @@ fn module_json(limits: &Limits, version: Option<String>) -> Value {
         "max_session_bytes": limits.max_session_bytes, "max_total_bytes": limits.max_total_bytes,
         "max_channels": limits.max_channels, "max_copy_bytes": limits.max_copy_bytes, "max_endpoints": limits.max_endpoints,
         "event_queue": limits.event_queue, "doorbells_per_second": limits.doorbells_per_second, "page_size": limits.page_size,
-        "max_sessions": limits.max_sessions,
+        "max_sessions": limits.max_sessions, "correctable_per_second": limits.correctable_per_second,
+        "link_sample_ms": limits.link_sample_ms, "storm_interrupts": limits.storm_interrupts,
     })
 }
 
@@ -148,7 +149,8 @@ fn text(limits: &Limits, version: Option<String>, endpoints: &[EndpointInfo]) ->
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     let mut text = format!(
         "module{version}, ABI {} (accepts {} and newer; this command speaks {})\ncan: {}\nlimits: channel {}, session {}, all {}; {} \
-         channels a session, {} endpoints, {} events, {} doorbells a second\n\n",
+         channels a session, {} sessions a user, {} endpoints, {} events, {} doorbells and {} correctable errors a second; a storm is over {} \
+         interrupts in 0.1 s; links are looked at each {} ms\n\n",
         limits.version,
         limits.oldest,
         abi::PCIEIPC_ABI_VERSION,
@@ -157,9 +159,13 @@ fn text(limits: &Limits, version: Option<String>, endpoints: &[EndpointInfo]) ->
         mib(limits.max_session_bytes),
         mib(limits.max_total_bytes),
         limits.max_channels,
+        limits.max_sessions,
         limits.max_endpoints,
         limits.event_queue,
         if limits.doorbells_per_second == 0 { "any number of".into() } else { limits.doorbells_per_second.to_string() },
+        limits.correctable_per_second,
+        limits.storm_interrupts,
+        limits.link_sample_ms,
     );
     if endpoints.is_empty() {
         text += "no endpoint: none is bound to the driver pcieipc. Soft endpoints bind by themselves; others by driver_override:\n  \

@@ -59,7 +59,7 @@ pub struct pcieipc_query {
     pub correctable_per_second: __u32,
     pub link_sample_ms: __u32,
     pub max_sessions: __u32,
-    pub __reserved: __u32,
+    pub storm_interrupts: __u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -102,8 +102,8 @@ const _: () = {
         [::core::mem::offset_of!(pcieipc_query, link_sample_ms) - 84usize];
     ["Offset of field: pcieipc_query::max_sessions"]
         [::core::mem::offset_of!(pcieipc_query, max_sessions) - 88usize];
-    ["Offset of field: pcieipc_query::__reserved"]
-        [::core::mem::offset_of!(pcieipc_query, __reserved) - 92usize];
+    ["Offset of field: pcieipc_query::storm_interrupts"]
+        [::core::mem::offset_of!(pcieipc_query, storm_interrupts) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -51,6 +51,12 @@ pub struct Limits {
     pub page_size: u32,
     /// Most sessions of one user; 0 when the module is older than this limit.
     pub max_sessions: u32,
+    /// Most events of correctable errors that an endpoint gives in a second.
+    pub correctable_per_second: u32,
+    /// How often the module looks at a link, in milliseconds.
+    pub link_sample_ms: u32,
+    /// Interrupts of a vector in a tenth of a second above which it is silenced for a while; 0 for never, and from a module that does not say.
+    pub storm_interrupts: u32,
 }
 
 /// `/dev/pcieipc`, opened, and of a version that this library works with.
@@ -129,6 +135,9 @@ impl Node {
             doorbells_per_second: query.doorbells_per_second,
             page_size: query.page_size.max(4096),
             max_sessions: query.max_sessions,
+            correctable_per_second: query.correctable_per_second,
+            link_sample_ms: query.link_sample_ms,
+            storm_interrupts: query.storm_interrupts,
         };
         Ok(Self { kernel, fd: Arc::new(fd), limits })
     }

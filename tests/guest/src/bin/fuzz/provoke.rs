@@ -404,7 +404,14 @@ pub fn limits(tally: &Tally) {
     let end = Instant::now() + wait::patiently(LIMIT);
     let ring = || ask(tally, &session.node, Call::RING, &mut pcieipc_ring::new());
     while ring() != Err(Errno::EAGAIN) && Instant::now() < end {}
-    while ask(tally, &export, Call::EXPORT_RING, &mut pcieipc_ring::new()) != Err(Errno::EAGAIN) && Instant::now() < end {}
+    let by_copy = pcieipc_copy { flags: PCIEIPC_COPY_RING, from: channel.id(), to: channel.id(), to_offset: 64, bytes: 8, timeout_ms: 1000, ..Record::new() };
+    // A copy takes its time, in which the limit lets some more go, so the writers' rings are used up before each.
+    loop {
+        while ask(tally, &export, Call::EXPORT_RING, &mut pcieipc_ring::new()) != Err(Errno::EAGAIN) && Instant::now() < end {}
+        if ask(tally, &session.node, Call::COPY, &mut { by_copy }) == Err(Errno::EAGAIN) || Instant::now() > end {
+            break;
+        }
+    }
 
     // A reset takes a tenth of a second at least. Each that began is told of at its end; until then the next is refused.
     let watcher = Node::open(OFlag::O_NONBLOCK);
