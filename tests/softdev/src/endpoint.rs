@@ -110,6 +110,8 @@ pub struct Report {
     pub busy: bool,
     /// Valid slots of the ring table.
     pub rings: usize,
+    /// The bus addresses in them.
+    pub ring_addresses: Vec<u64>,
     /// Doorbells that will still meet a fault.
     pub faults: u64,
     /// Speed code and width that Link Status shows.
@@ -396,6 +398,7 @@ impl Endpoint {
             counters: self.counters(),
             busy: self.engine.busy(),
             rings: bus.rings.valid(),
+            ring_addresses: bus.rings.all().into_iter().map(|(address, _)| address).collect(),
             faults: self.interrupts.faults_waiting(),
             link: state.config.link(),
             bar0: decode.bar0.unwrap_or(0),

@@ -17,7 +17,7 @@ use guest::{
     mapping::PAGE,
     pci::Function,
     promises,
-    session::{Channel, Export, Node, SOON, Session, signals},
+    session::{Channel, Export, Node, SOON, Session, played, signals},
     wait,
 };
 use nix::{errno::Errno, fcntl::OFlag};
@@ -254,12 +254,58 @@ fn memory_of_an_endpoint_too_far_away_is_refused_with_the_reason() {
     assert_eq!(import(&writer, &export), Err(Errno::EOPNOTSUPP));
     let why =
         format!("{}: does not reach {} directly: the host bridge is between them", address_of(&writer), address_of(&reader));
-    // The kernel's whole log, without waiting for more of it.
+    assert!(kernel_log().iter().any(|line| line.contains(&why)), "the kernel's log does not say: {why}");
+}
+
+/// All of it, without waiting for more.
+fn kernel_log() -> Vec<String> {
     let log = fs::OpenOptions::new().read(true).open("/dev/kmsg").unwrap();
     nix::fcntl::fcntl(&log, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     let mut record = [0; 8192];
     let told = std::iter::from_fn(|| nix::unistd::read(&log, &mut record).ok().map(|n| record[..n].to_vec()));
-    assert!(told.into_iter().any(|line| String::from_utf8_lossy(&line).contains(&why)), "the kernel's log does not say: {why}");
+    told.map(|line| String::from_utf8_lossy(&line).into_owned()).collect()
+}
+
+/// Whoever could aim a device's DMA would have to know where. What the device was told is asked of the device.
+fn nothing_that_is_told_says_where_a_device_finds_a_ring() {
+    let watcher = Node::open(OFlag::O_NONBLOCK);
+    let session = Session::nth(0);
+    fs::write(trace("trace"), "").unwrap();
+    fs::write(trace("events/pcieipc/enable"), "1").unwrap();
+    let mut made = pcieipc_channel_create { data_bytes: MIB, vector: 2, ..Record::new() };
+    session.node.call(number::CHANNEL_CREATE, &mut made).unwrap();
+    let export = guest::session::export(&session.node, made.channel).unwrap();
+    let addresses: Vec<u64> = serde_json::from_value(played(session.info().serial)["ring_addresses"].clone()).unwrap();
+    assert!(!addresses.is_empty() && !addresses.contains(&0), "the device was told: {addresses:?}");
+    let id = made.channel;
+    let copy = pcieipc_copy { from: id, to: id, to_offset: 64, bytes: 64, timeout_ms: 10_000, flags: PCIEIPC_COPY_RING, ..Record::new() };
+    session.node.get(number::COPY, copy);
+    export.ring().unwrap();
+    assert_eq!(import(&session, &export).map(drop), Ok(()));
+    session.function().reset().unwrap();
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_LIVE));
+    session.node.get(number::RECOVER, pcieipc_recover::new());
+    fs::write(trace("events/pcieipc/enable"), "0").unwrap();
+
+    let file = |path: &str| fs::read_to_string(path).unwrap();
+    let infos = [session.node.as_fd().as_raw_fd(), export.as_fd().as_raw_fd()].map(|fd| file(&format!("/proc/self/fdinfo/{fd}")));
+    let ours = kernel_log().into_iter().filter(|line| line.contains("pcieipc")).collect::<Vec<_>>().join("\n");
+    let text = infos.join("\n") + &file("/sys/kernel/debug/pcieipc/state") + &file(&trace("trace")) + &ours;
+    let told = [
+        format!("{:?}", session.info()),
+        format!("{:?}", export.info().unwrap()),
+        format!("{made:?}"),
+        format!("{:?}", session.session_state().unwrap()),
+        format!("{:?}", session.node.query()),
+        format!("{:?}", watcher.events()),
+    ];
+    let text = text + &told.join("\n");
+    assert!(text.contains("pcieipc_doorbell") && text.contains("pcieipc-channels"), "there was something to look through: {text}");
+    for address in addresses {
+        for form in [format!("{address:x}"), address.to_string()] {
+            assert!(!text.contains(&form), "{form} is told in\n{text}");
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -270,6 +316,7 @@ fn main() -> ExitCode {
             tracepoints_tell_doorbells_interrupts_events_and_changes_of_state_in_their_order,
             distances_and_their_reasons_are_those_of_the_tree,
             memory_of_an_endpoint_too_far_away_is_refused_with_the_reason,
+            nothing_that_is_told_says_where_a_device_finds_a_ring,
         ],
         machine::repair,
     )
