@@ -266,11 +266,12 @@ impl Session {
         if self.is_over() {
             return Err(ENODEV);
         }
-        if call.fd != -2 {
-            let eventfd = if call.fd >= 0 { Some(EventFd::from_fd(call.fd)?) } else { None };
-            drop(vector.set_eventfd(eventfd));
-        }
-        vector.set_masked(call.flags & uapi::PCIEIPC_VECTOR_MASK != 0);
+        let eventfd = match call.fd {
+            -2 => None,
+            -1 => Some(None),
+            fd => Some(Some(EventFd::from_fd(fd)?)),
+        };
+        drop(vector.set(eventfd, call.flags & uapi::PCIEIPC_VECTOR_MASK != 0));
         // The change may have come, and have been told, before the eventfd was there.
         if call.fd >= 0 && endpoint.status.check(self.generation.load(Acquire)).is_err() {
             vector.wake();

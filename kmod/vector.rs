@@ -63,21 +63,19 @@ impl Vector {
         self.irq.store(irq, Relaxed);
     }
 
-    /// Sets who is signalled; the old one, if any, is returned to be dropped without the lock.
-    pub(crate) fn set_eventfd(&self, eventfd: Option<EventFd>) -> Option<EventFd> {
+    /// Sets who is signalled, where `eventfd` is given, and masks or unmasks, in one step: an eventfd that comes masked is not signalled
+    /// before, one that goes not after. Unmasking signals once if the vector fired meanwhile. What is to be dropped without the lock is returned.
+    pub(crate) fn set(&self, eventfd: Option<Option<EventFd>>, masked: bool) -> Option<EventFd> {
         let mut target = self.target.lock();
-        core::mem::replace(&mut target.eventfd, eventfd)
-    }
-
-    /// Masks or unmasks. Unmasking signals once if the vector fired meanwhile.
-    pub(crate) fn set_masked(&self, masked: bool) {
-        let mut target = self.target.lock();
+        let old = eventfd.and_then(|new| core::mem::replace(&mut target.eventfd, new));
         target.masked = masked;
         if !masked && core::mem::replace(&mut target.pending, false) {
             if let Some(eventfd) = &target.eventfd {
                 eventfd.signal();
             }
         }
+        drop(target);
+        old
     }
 
     /// Back to nobody and unmasked, when a session ends.
@@ -222,12 +220,12 @@ mod tests {
     #[test]
     fn a_masked_vector_keeps_one_signal_for_later() -> Result {
         let vector = KBox::pin_init(Vector::new(0), GFP_KERNEL)?;
-        vector.set_masked(true);
+        drop(vector.set(None, true));
         vector.fire();
         vector.fire();
         assert!(vector.target.lock().pending);
         assert_eq!(vector.count(), 2);
-        vector.set_masked(false);
+        drop(vector.set(None, false));
         assert!(!vector.target.lock().pending);
         Ok(())
     }
