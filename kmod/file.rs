@@ -203,7 +203,7 @@ fn dispatch(session: &Session, command: u32, arg: usize) -> Result {
 fn query(arg: usize) -> Result {
     let mut call = Call::<uapi::pcieipc_query>::read(arg)?;
     let record = &mut call.record;
-    must_be_zero(&[u64::from(record.flags | record.__reserved)])?;
+    must_be_zero(&[u64::from(record.flags)])?;
     session::query(record);
     let fits = record.user_oldest <= record.version && record.user_version >= record.oldest;
     call.write()?;

@@ -271,7 +271,7 @@ impl Session {
             -1 => Some(None),
             fd => Some(Some(EventFd::from_fd(fd)?)),
         };
-        drop(vector.set(eventfd, call.flags & uapi::PCIEIPC_VECTOR_MASK != 0));
+        drop(vector.direct(eventfd, call.flags & uapi::PCIEIPC_VECTOR_MASK != 0));
         // The change may have come, and have been told, before the eventfd was there.
         if call.fd >= 0 && endpoint.status.check(self.generation.load(Acquire)).is_err() {
             vector.wake();

@@ -65,7 +65,7 @@ impl Vector {
 
     /// Sets who is signalled, where `eventfd` is given, and masks or unmasks, in one step: an eventfd that comes masked is not signalled
     /// before, one that goes not after. Unmasking signals once if the vector fired meanwhile. What is to be dropped without the lock is returned.
-    pub(crate) fn set(&self, eventfd: Option<Option<EventFd>>, masked: bool) -> Option<EventFd> {
+    pub(crate) fn direct(&self, eventfd: Option<Option<EventFd>>, masked: bool) -> Option<EventFd> {
         let mut target = self.target.lock();
         let old = eventfd.and_then(|new| core::mem::replace(&mut target.eventfd, new));
         target.masked = masked;
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn a_masked_vector_keeps_one_signal_for_later() -> Result {
         let vector = KBox::pin_init(Vector::new(0), GFP_KERNEL)?;
-        drop(vector.set(None, true));
+        drop(vector.direct(None, true));
         vector.fire();
         vector.fire();
         assert!(vector.target.lock().pending);
         assert_eq!(vector.count(), 2);
-        drop(vector.set(None, false));
+        drop(vector.direct(None, false));
         assert!(!vector.target.lock().pending);
         Ok(())
     }
