@@ -71,11 +71,13 @@ struct Gpu {
     return r != 0;
   }
   PCIEIPC_FN void arrive(u32 id, u32 n) const { asm volatile("barrier.arrive %0,%1;" ::"r"(id), "r"(n) : "memory"); }
-  // The kernel that follows may be made resident now (and waits likewise); this one waits for the kernel before.
-  PCIEIPC_FN void begin() const {
+  // This kernel waits for the one before; then the one that follows may be made resident (and waits likewise). With ARG_EARLY the other way
+  // round; if all did so, each kernel of a graph would become resident behind the last, until no multiprocessor is left for anything else.
+  PCIEIPC_FN void begin(const Args& a) const {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if (a.flags & ARG_EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
   }
 };

@@ -133,7 +133,7 @@ template <class E, bool SIMPLE, u32 UNROLL, class T>
 PCIEIPC_FN void engine_stream(T t, const Args& a, StreamShared& s) {
   for (u32 i = t.thread(); i < sizeof(StreamShared) / 4; i += t.data_threads() + t.service_threads()) store_shared((u32*)&s + i, 0);
   t.barrier(1, t.data_threads() + t.service_threads());
-  t.begin();
+  t.begin(a);
   if (a.flags & ARG_NOOP) return;
   Watch w{now_ns(), 0};
   if (t.thread() >= t.data_threads()) { service<true>(t, a, w); return; }

@@ -16,7 +16,7 @@ template <class E, bool SIMPLE, class F, u32 PUSH, u32 TAKE, class T>
 PCIEIPC_FN void oneshot_flow(T t, const Args& a, FlowShared& s) {
   for (u32 i = t.thread(); i < 32; i += t.data_threads() + t.service_threads()) store_shared(&s.sent[i], 0);
   t.barrier(1, t.data_threads() + t.service_threads());
-  t.begin();
+  t.begin(a);
   if (a.flags & ARG_NOOP) return;
   typedef Lines<E, SIMPLE, F, 2, (TAKE > 1)> X;
   X x{a, {now_ns(), 0}, 0};

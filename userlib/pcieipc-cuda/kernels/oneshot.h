@@ -133,7 +133,7 @@ template <class X> struct InTurn {
 // UNROLL units of a thread are on their way together. WIDE: service warps move data too.
 template <class E, bool SIMPLE, class F, u32 N, u32 UNROLL, bool WIDE = false, class T>
 PCIEIPC_FN void oneshot_lines(T t, const Args& a) {
-  t.begin();
+  t.begin(a);
   if (a.flags & ARG_NOOP) return;
   typedef Lines<E, SIMPLE, F, N> X;
   X x{a, {now_ns(), 0}, 0};

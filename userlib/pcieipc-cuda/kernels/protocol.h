@@ -92,7 +92,8 @@ struct Args {
 // The host's structures are compared with these when the kernels are compiled.
 static_assert(sizeof(State) == 128 && sizeof(Verdict) == 64 && sizeof(Control) == 1408 && sizeof(Layout) == 72, "layout");
 static_assert(sizeof(Args) == 432, "arguments");
-enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2 };
+// Early: the kernel that follows may be made resident while this one still waits.
+enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2, ARG_EARLY = 4 };
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #include "device_ops.h"

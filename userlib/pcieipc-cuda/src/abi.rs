@@ -98,6 +98,8 @@ pub struct Args {
 pub const ARG_NOOP: u32 = 1;
 /// Input and output are aligned to 16 bytes.
 pub const ARG_ALIGNED: u32 = 2;
+/// The kernel that follows may be made resident while this one still waits for the one before.
+pub const ARG_EARLY: u32 = 4;
 
 /// A deadline passed.
 pub const CODE_TIMEOUT: u32 = 1;

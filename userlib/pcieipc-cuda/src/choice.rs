@@ -140,6 +140,11 @@ impl Setting {
         even.clamp(4 * KIB, limits(self.path, self.ranks).tile.into()) as u32
     }
 
+    /// Threads of a block with which all blocks send a tensor at once, a line each.
+    fn threads_for_one_pass(self, bytes: u64) -> u32 {
+        bytes.div_ceil(LINE * u64::from(self.most_blocks())).next_multiple_of(32).min(1 << 20) as u32
+    }
+
     /// Whether a second trip costs less than the bytes that it saves: of one shot a rank sends n - 1 tensors, of two 2 (n - 1) / n.
     fn is_worth_two_shots(self, bytes: u64) -> bool {
         let ranks = self.ranks as u64;
@@ -185,7 +190,8 @@ fn general(s: Setting, path: Path, bytes: u64, sum: bool) -> Choice {
     match bytes {
         _ if s.is_worth_two_shots(bytes) => s.shares(shares, bytes, 6, 16, s.tile_of_rounds(bytes)),
         _ if bytes > limits(path, s.ranks).lines.min(MIB) => s.stream(stream, bytes, 4, 12, 16 << 10),
-        _ if bytes <= 64 * KIB => s.lines(lines, bytes, 128, 0),
+        // Wide enough for one pass.
+        _ if bytes <= 64 * KIB => s.lines(lines, bytes, s.threads_for_one_pass(bytes).clamp(128, 512), 0),
         _ => s.lines(lines, bytes, 512, 0),
     }
 }
@@ -249,7 +255,7 @@ fn over_nvlink(s: Setting, bytes: u64, in_place: bool) -> Choice {
 
 /// The same with few blocks; measured with 8 and 16 at 64 KiB, 1 and 16 MiB.
 fn over_nvlink_by_few(s: Setting, bytes: u64) -> Choice {
-    let once = bytes.div_ceil(LINE * u64::from(s.most_blocks())).next_multiple_of(32).clamp(96, 992) as u32;
+    let once = s.threads_for_one_pass(bytes).clamp(96, 992);
     match bytes {
         _ if bytes <= 256 * KIB => s.lines("whole_sum_two_u1", bytes, once, 0),
         _ if bytes <= 4 * MIB => s.flow("whole_flow_sum_two_p4u2", bytes, 8, 16),

@@ -22,7 +22,7 @@ use pcieipc::{
 use engine::Engine;
 
 use crate::{
-    abi::{ARG_ALIGNED, ARG_NOOP, Args, Layout, State},
+    abi::{ARG_ALIGNED, ARG_EARLY, ARG_NOOP, Args, Layout, State},
     choice::{BLOCKS, Choice, Path, Setting, choose},
     control::{Shared, Words},
     driver::{Address, Device, Event, Function, Launch, Stream},
@@ -59,7 +59,7 @@ pub struct Options {
     /// Kernel launches may overlap the end of the kernel before (devices of capability 9.0 and later).
     pub overlap: bool,
     /// Most blocks of a call, at least 1. A block takes a multiprocessor, so fewer leave more to other work; at most 16 are used where
-    /// a pair has the host path, and 32 otherwise.
+    /// a pair has the host path, and 32 otherwise; and never more than fit a device at once with those of the other ranks on it.
     pub blocks: u32,
     /// Device memory for what copy engines of a peer bring, where two devices have NVLink between them; 0 leaves all to kernels, which is
     /// the default, because between processes engines were measured to be slower (docs/gpu-notes.md). A device
@@ -112,6 +112,10 @@ pub struct Communicator {
     options: Options,
     order: Event,
     engine: Option<Engine>,
+    /// No other rank is on this device.
+    alone: bool,
+    /// How many calls in a row made room for the next one before they waited for the one before.
+    early: u32,
     /// The call before was a copy engine's.
     behind_copy: bool,
     last: Option<(Stream, Option<u64>)>,
@@ -240,6 +244,12 @@ impl Communicator {
         let behind_copy = std::mem::replace(&mut self.behind_copy, choice.by_engine());
         let overlap = self.options.overlap && !behind_copy;
         let launch = Launch { blocks: choice.blocks, threads: choice.threads + 32, overlap };
+        let gains = self.slowest == Path::Host && choice.blocks == 1;
+        let early = overlap && self.alone && gains && self.early < MOST_EARLY;
+        self.early = if early { self.early + 1 } else { 0 };
+        if early {
+            args.flags |= ARG_EARLY;
+        }
         // SAFETY: the caller vouches for the tensors; all else belongs to this communicator, whose drop waits for its kernels and
         // leaves captured ones a dead state.
         unsafe {
@@ -326,6 +336,10 @@ impl Communicator {
         false
     }
 }
+
+/// Most calls in a row whose kernels let the next one become resident before they wait themselves: short ones through host memory gain from
+/// that, and each takes a multiprocessor meanwhile.
+const MOST_EARLY: u32 = 7;
 
 /// As the kernels number operations.
 fn op_code(op: Op) -> u32 {

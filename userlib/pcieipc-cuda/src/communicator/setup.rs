@@ -22,6 +22,7 @@ struct Facts {
     process: u32,
     ordinal: i32,
     mig: bool,
+    multiprocessors: u32,
     /// Bytes that it has for staging.
     staging: u64,
     random: [u32; 4],
@@ -34,6 +35,7 @@ impl Facts {
         bytes.extend(self.process.to_le_bytes());
         bytes.extend(self.ordinal.to_le_bytes());
         bytes.push(u8::from(self.mig));
+        bytes.extend(self.multiprocessors.to_le_bytes());
         bytes.extend(self.staging.to_le_bytes());
         self.random.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
         bytes.extend(self.pci.as_bytes());
@@ -42,10 +44,11 @@ impl Facts {
     fn from_bytes(rank: usize, peer: usize, bytes: &[u8]) -> Result<Self> {
         let word = |at: usize| bytes.get(at..at + 4).and_then(|b| Some(u32::from_le_bytes(b.try_into().ok()?)));
         let parse = || {
-            let staging = u64::from(word(9)?) | u64::from(word(13)?) << 32;
-            let random = [word(17)?, word(21)?, word(25)?, word(29)?];
-            let pci = String::from_utf8(bytes.get(33..)?.to_vec()).ok()?;
-            Some(Self { process: word(0)?, ordinal: word(4)? as i32, mig: *bytes.get(8)? != 0, staging, random, pci })
+            let (mig, multiprocessors) = (*bytes.get(8)? != 0, word(9)?);
+            let staging = u64::from(word(13)?) | u64::from(word(17)?) << 32;
+            let random = [word(21)?, word(25)?, word(29)?, word(33)?];
+            let pci = String::from_utf8(bytes.get(37..)?.to_vec()).ok()?;
+            Some(Self { process: word(0)?, ordinal: word(4)? as i32, mig, multiprocessors, staging, random, pci })
         };
         parse().ok_or_else(|| Error::Corrupt { rank, peer, what: "the facts about its device".into(), endpoint: None })
     }
@@ -125,7 +128,17 @@ fn agree_on_options(group: &mut Group, options: &Options, wait: Duration) -> Res
     Ok(())
 }
 
-pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) -> Result<Communicator> {
+/// Most blocks of a call with which all blocks of all ranks' kernels are resident at once. Of ranks that share a device each may have one
+/// kernel that runs and one that waits for it, and neither makes room for the other ranks before these have answered.
+fn resident_blocks(all: &[Facts]) -> u32 {
+    let of = |rank: &Facts| {
+        let sharers = all.iter().filter(|other| other.pci == rank.pci).count() as u32;
+        rank.multiprocessors / if sharers > 1 { 2 * sharers } else { 1 }
+    };
+    all.iter().map(of).min().unwrap_or(1).max(1)
+}
+
+pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Options) -> Result<Communicator> {
     let (rank, ranks, wait) = (group.rank(), group.ranks(), options.setup);
     if ranks > MAX_RANKS {
         return Err(Error::Argument(format!("{ranks} ranks; a communicator has at most {MAX_RANKS}")));
@@ -138,6 +151,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         process: std::process::id(),
         ordinal: facts.ordinal,
         mig: facts.mig,
+        multiprocessors: facts.multiprocessors,
         // A small device has better uses for its memory.
         staging: options.staging.min(facts.memory_bytes / 256),
         random: random()?,
@@ -151,6 +165,8 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         all.push(Facts::from_bytes(rank, peer, &bytes)?);
     }
     let empty = all[0].random;
+    options.blocks = options.blocks.min(resident_blocks(&all));
+    let alone = all.iter().filter(|other| other.pci == facts.pci).count() == 1;
 
     let (mut kernels, mut gate) = (HashMap::new(), None);
     for kind in &options.kinds {
@@ -299,6 +315,8 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, options: Options) 
         reasons: views.into_iter().map(|v| v.err()).collect(),
         slowest,
         options,
+        alone,
+        early: 0,
         behind_copy: false,
         last: None,
         captured: false,

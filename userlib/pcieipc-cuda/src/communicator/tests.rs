@@ -13,7 +13,7 @@ use pcieipc::{
 
 use super::{Communicator, Options, PathChoice, Tensor};
 use crate::{
-    abi::{CODE_ABORTED, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
+    abi::{ARG_EARLY, CODE_ABORTED, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
     choice::Path,
     driver::{
         Device, PeerClaim, Stream,
@@ -249,4 +249,49 @@ fn a_kernel_that_gave_up_because_of_another_names_that_one() {
         },
     );
     assert!(told[0].contains("rank 1"), "{told:?}");
+}
+
+#[test]
+fn ranks_that_share_a_device_have_room_on_it_together() {
+    let blocks = |devices: &[i32]| {
+        let world = Arc::new(World::default());
+        let devices = devices.iter().map(|ordinal| Fake::new(&world, *ordinal, WIDE)).collect();
+        let all = ranks(devices, |_| options(PathChoice::Auto), |made| made.unwrap().setting().blocks);
+        assert!(all.iter().all(|blocks| *blocks == all[0]), "{all:?}");
+        all[0]
+    };
+    // 132 multiprocessors, for one kernel of each rank that runs and one that waits.
+    assert_eq!([blocks(&[0, 1]), blocks(&[0, 0]), blocks(&[0, 0, 1]), blocks(&[0, 0, 0, 0])], [32, 32, 32, 16]);
+}
+
+#[test]
+fn a_row_of_short_calls_does_not_fill_the_device_with_kernels_that_wait() {
+    let early = |ordinals: [i32; 2], overlap: bool, path| {
+        let world = Arc::new(World::default());
+        let devices = ordinals.iter().map(|ordinal| Fake::new(&world, *ordinal, WIDE)).collect();
+        let options = |_| Options { overlap, ..options(path) };
+        let all = ranks(devices, options, |made| {
+            let mut c = made.unwrap();
+            let short = Tensor { at: 256, count: 4 };
+            let long = Tensor { at: 256, count: 1 << 18 };
+            let of = |c: &mut Communicator, tensor| {
+                c.group().exchange("turn", &[], &[], Duration::from_secs(5)).unwrap();
+                // SAFETY: a device in memory does not look at it.
+                unsafe { c.all_reduce(tensor, tensor, Kind::F32, Op::Sum, Stream(1)) }.unwrap();
+                world.last(ordinals[c.rank()]).flags & ARG_EARLY != 0
+            };
+            [short; 10]
+                .map(|tensor| of(&mut c, tensor))
+                .into_iter()
+                .chain([long, short].map(|tensor| of(&mut c, tensor)))
+                .collect::<Vec<_>>()
+        });
+        all.into_iter().next().unwrap()
+    };
+    let row = [true, true, true, true, true, true, true, false];
+    let right: Vec<bool> = row.into_iter().cycle().take(10).chain([false, true]).collect();
+    assert_eq!(early([0, 1], true, PathChoice::Host), right);
+    assert_eq!(early([0, 1], true, PathChoice::Peer), [false; 12], "nothing is gained there");
+    assert_eq!(early([0, 0], true, PathChoice::Host), [false; 12], "the other rank needs the room");
+    assert_eq!(early([0, 1], false, PathChoice::Host), [false; 12]);
 }

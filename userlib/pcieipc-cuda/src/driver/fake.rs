@@ -3,7 +3,7 @@
 //! collectives do nothing.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -19,6 +19,15 @@ use crate::abi::Args;
 #[derive(Debug, Default)]
 pub struct World {
     memory: Mutex<BTreeMap<Address, (i32, Vec<u8>)>>,
+    /// What each device was last told to run.
+    launched: Mutex<HashMap<i32, Args>>,
+}
+
+impl World {
+    /// What a device was last told to run.
+    pub fn last(&self, ordinal: i32) -> Args {
+        self.launched.lock().unwrap()[&ordinal]
+    }
 }
 
 /// One device of a world.
@@ -143,6 +152,7 @@ impl Device for Fake {
         Ok(Function(NAMES.iter().position(|n| *n == name).unwrap_or(2)))
     }
     unsafe fn launch(&self, function: Function, _: Launch, args: &Args, _: Stream) -> Result<()> {
+        self.world.launched.lock().unwrap().insert(self.facts.ordinal, *args);
         let name = NAMES[function.0];
         let words = (args.bytes / 4) as u32;
         match name {

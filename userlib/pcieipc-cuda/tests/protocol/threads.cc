@@ -74,7 +74,7 @@ struct Host {
   u32 data_threads() const { return data; }
   void barrier(u32 id, u32 n) const { of->barriers[id].pass(n, true); }
   void arrive(u32 id, u32 n) const { of->barriers[id].pass(n, false); }
-  void begin() const {}
+  void begin(const Args&) const {}
 };
 
 constexpr u32 BLOCKS = 2;

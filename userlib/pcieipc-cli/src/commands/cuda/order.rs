@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Order {
     /// Prepare and warm up calls of this size.
     Prepare(Shape),
+    /// Tell what a tuner may try for a tensor of this size.
+    Candidates { bytes: u64 },
     /// Time what was prepared.
     Measure,
     /// Time calls of this size alone, matrix products alone, and so many replays beside products, if any.
@@ -83,6 +85,9 @@ pub struct Answer {
     /// What was measured beside matrix products.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// What a tuner may try.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub candidates: Vec<String>,
     /// How many results were compared, and how many were wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compared: Option<u64>,

@@ -34,6 +34,14 @@ impl Side {
         }
     }
 
+    /// What a tuner may try, by name.
+    pub fn candidates(&self, bytes: u64) -> Vec<String> {
+        match self {
+            Self::Ours(communicator) => candidates(communicator.setting(), bytes).iter().map(ToString::to_string).collect(),
+            Self::Nccl(_) => Vec::new(),
+        }
+    }
+
     /// # Safety
     /// As for [`Communicator::all_reduce`].
     unsafe fn sum(

@@ -3,11 +3,6 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use pcieipc_cuda::{
-    Path,
-    choice::{LEAST_CHUNK, Setting, candidates},
-};
-
 use super::{
     bench::{median, shape, shown, size},
     crew::Crew,
@@ -38,16 +33,17 @@ pub struct Tune {
 impl Tune {
     pub fn run(self) -> Result<ExitCode, Failure> {
         let sizes = self.sizes.split(',').map(size).collect::<Result<Vec<_>, _>>()?;
-        let path = if self.path == "host" { Path::Host } else { Path::PeerWide };
-        // As the workers' communicators have it on a device with enough memory.
-        let setting =
-            Setting { path, ranks: self.ranks, chunk: self.making.staging / 2 & !(LEAST_CHUNK - 1), blocks: self.making.blocks };
         let place = tempfile::tempdir().map_err(|e| Failure::Run(format!("can not make a directory: {e}")))?;
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let team = Team { side: "ours", ranks: self.ranks, path: &self.path, kinds: "bf16", largest, making: self.making };
         let mut crew = Crew::start(team.workers(place.path())?)?;
         for bytes in sizes {
-            let all = candidates(setting, bytes);
+            // Which there are depends on the devices and on who shares them, which the workers know.
+            let told = crew.ask(&Order::Candidates { bytes }, Duration::from_secs(30));
+            if let Some(error) = told.iter().find_map(|a| a.error.clone()) {
+                return Err(Failure::Run(error));
+            }
+            let all = told.into_iter().next().map(|a| a.candidates).unwrap_or_default();
             let mut times = Vec::new();
             for (candidate, choice) in all.iter().enumerate() {
                 let order = Order::Prepare(Shape { candidate: Some(candidate), ..shape(bytes, "bf16", true, false) });

@@ -111,6 +111,7 @@ impl Worker {
                     stage.as_mut().map_or(Ok(()), |s| s.prepare(&mut side, shape))?;
                     Ok(Answer::default())
                 })(),
+                Order::Candidates { bytes } => Ok(Answer { candidates: side.candidates(bytes), ..Answer::default() }),
                 Order::Measure => match &mut stage {
                     Some(stage) => stage.measure(&mut side).map(|us| Answer { us: Some(us), ..Answer::default() }),
                     None => Err(Failure::Use("nothing was prepared".into())),
