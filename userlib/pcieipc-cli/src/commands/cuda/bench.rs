@@ -2,7 +2,7 @@
 //! `pcieipc cuda bench`: all-reduce of device memory, beside NCCL and others, interleaved.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
     time::Duration,
@@ -72,6 +72,8 @@ struct Row {
     notes: BTreeMap<String, String>,
     best_peer: Option<String>,
     ratio: Option<f64>,
+    /// By what NCCL's sides went.
+    transports: BTreeMap<String, String>,
 }
 
 struct Running {
@@ -79,6 +81,28 @@ struct Running {
     crew: Option<Crew>,
     /// Its graphs do not finish at this size and above.
     eager_from: u64,
+    /// Where NCCL tells what it does.
+    log: Option<PathBuf>,
+}
+
+/// The transports that NCCL names in what it tells of its channels, as `P2P/CUMEM/read` or `SHM/direct/direct`.
+fn transports(log: &str) -> BTreeSet<String> {
+    let of_channel = |line: &str| {
+        let (_, channel) = line.split_once("NCCL INFO Channel ")?;
+        let (pair, by) = channel.split_once(" via ")?;
+        pair.contains(" -> ").then(|| by.trim().to_owned())
+    };
+    log.lines().filter_map(of_channel).collect()
+}
+
+impl Running {
+    /// The transports of all its processes; none where it is not NCCL, or told nothing.
+    fn transports(&self) -> Option<String> {
+        let files =
+            std::fs::read_dir(self.log.as_ref()?).ok()?.filter_map(|file| std::fs::read_to_string(file.ok()?.path()).ok());
+        let all: BTreeSet<String> = files.flat_map(|text| transports(&text)).collect();
+        (!all.is_empty()).then(|| all.into_iter().collect::<Vec<_>>().join(", "))
+    }
 }
 
 pub fn size(text: &str) -> Result<u64, Failure> {
@@ -169,11 +193,22 @@ impl Bench {
             }
             other => return Err(Failure::Use(format!("there is no side {other}"))),
         };
+        // What it tells of its channels goes into a folder of the run.
+        let log = if name.starts_with("nccl") {
+            let log = directory.join("nccl");
+            std::fs::create_dir_all(&log).map_err(|e| Failure::Run(e.to_string()))?;
+            for command in &mut commands {
+                command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_FILE", log.join("%p"));
+            }
+            Some(log)
+        } else {
+            None
+        };
         for command in &mut commands {
             // A program that uses NVLink's multicast can put the devices of the host out of service.
             command.envs([("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")]);
         }
-        Ok(Running { name: name.to_owned(), crew: Some(Crew::start(commands)?), eager_from })
+        Ok(Running { name: name.to_owned(), crew: Some(Crew::start(commands)?), eager_from, log })
     }
 
     fn shape(&self, bytes: u64, graph: bool) -> Shape {
@@ -191,6 +226,7 @@ impl Bench {
             notes: BTreeMap::new(),
             best_peer: None,
             ratio: None,
+            transports: BTreeMap::new(),
         };
         for side in sides.iter_mut() {
             let graph = self.graph && bytes < side.eager_from;
@@ -224,6 +260,7 @@ impl Bench {
                 }
             }
         }
+        row.transports = sides.iter().filter_map(|side| Some((side.name.clone(), side.transports()?))).collect();
         row.us = row.rounds.iter().map(|(name, rounds)| (name.clone(), median(rounds))).collect();
         let peers =
             row.us.iter().filter(|(name, _)| !["pcieipc", "unchecked"].contains(&name.as_str()) && !name.ends_with("-ll"));
@@ -277,6 +314,9 @@ impl Bench {
                 if self.in_place { "in place" } else { "out of place" }
             );
             println!("{table}");
+            for side in sides.iter().filter(|side| side.log.is_some()) {
+                println!("{} goes by {}", side.name, side.transports().unwrap_or_else(|| "what it does not say".into()));
+            }
             for side in sides {
                 if let Some(crew) = side.crew {
                     crew.quit();
@@ -303,6 +343,19 @@ mod tests {
         for bad in ["", "x", "1kb", "99999999999GiB"] {
             assert!(size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_transports_of_nccl_are_those_that_its_channels_name() {
+        let log = "host:7:9 [0] NCCL INFO NET/Plugin: could not find libnccl-net.so\n\
+                   host:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n\
+                   host:8:8 [1] NCCL INFO Channel 01/0 : 1[1] -> 0[0] via P2P/CUMEM/read\n\
+                   host:8:8 [1] NCCL INFO Channel 02 : 1[1] -> 0[0] [receive] via SHM/direct/direct\n\
+                   host:8:8 [1] NCCL INFO Connected all rings, via nothing\n\
+                   host:8:8 [1] NCCL INFO Channel 00/02 : 0 1\n";
+        let told: Vec<String> = transports(log).into_iter().collect();
+        assert_eq!(told, ["P2P/CUMEM/read", "SHM/direct/direct"]);
+        assert!(transports("").is_empty());
     }
 
     #[test]
