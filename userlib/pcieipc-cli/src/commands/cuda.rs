@@ -8,6 +8,7 @@ mod compile;
 mod crew;
 mod nccl;
 mod numbers;
+mod nvml;
 mod order;
 mod probe;
 mod product;

@@ -4,12 +4,14 @@
 use std::{process::ExitCode, sync::Arc};
 
 use comfy_table::{Table, presets::NOTHING};
+use pcieipc::topology::{LinkState, Speed};
 use pcieipc_cuda::{
     driver::{Cuda, Device, Driver, PeerClaim, Stream, present},
     proof::{PATTERN_BYTES, Probe as Kernels},
 };
 use serde_json::{Value, json};
 
+use super::nvml::Nvml;
 use crate::failure::Failure;
 
 /// Show the CUDA devices, and prove and measure the paths between them
@@ -59,6 +61,8 @@ impl Probe {
         if facts.is_empty() {
             return none("the driver sees none".into());
         }
+        let nvml = Nvml::start();
+        let nvlinks = |pci: &str| nvml.as_ref().and_then(|nvml| nvml.links_up(pci));
         let mut pairs = Vec::new();
         let mut host = Vec::new();
         let mut open: Vec<Arc<dyn Device>> = Vec::new();
@@ -86,7 +90,8 @@ impl Probe {
                 .map(|d| {
                     json!({ "ordinal": d.ordinal, "name": d.name, "pci": d.pci, "capability": format!("{}.{}", d.capability.0, d.capability.1),
                         "multiprocessors": d.multiprocessors, "l2_bytes": d.l2_bytes, "memory_bytes": d.memory_bytes, "mig": d.mig,
-                        "numa_node": numa_node(&d.pci), "host_register": d.host_register })
+                        "numa_node": numa_node(&d.pci), "host_register": d.host_register,
+                        "link": link(&d.pci, "current").map(link_json), "best_link": link(&d.pci, "max").map(link_json), "nvlinks_up": nvlinks(&d.pci) })
                 })
                 .collect();
             let host: Vec<Value> = host
@@ -101,7 +106,18 @@ impl Probe {
             return Ok(ExitCode::SUCCESS);
         }
         let mut table = Table::new();
-        table.load_preset(NOTHING).set_header(["device", "name", "address", "capability", "SMs", "node", "to host", "from host"]);
+        table.load_preset(NOTHING).set_header([
+            "device",
+            "name",
+            "address",
+            "capability",
+            "SMs",
+            "node",
+            "link",
+            "NVLinks",
+            "to host",
+            "from host",
+        ]);
         for (i, d) in facts.iter().enumerate() {
             let (down, up) = match host.get(i) {
                 Some(Ok((down, up))) => (format!("{down:.1} GB/s"), format!("{up:.1} GB/s")),
@@ -116,6 +132,8 @@ impl Probe {
                 format!("{}.{}", d.capability.0, d.capability.1),
                 d.multiprocessors.to_string(),
                 node,
+                link_shown(&d.pci),
+                nvlinks(&d.pci).map_or_else(|| "-".into(), |n| n.to_string()),
                 down,
                 up,
             ]);
@@ -165,6 +183,27 @@ impl Pair {
 /// As the kernel says; none where it does not know.
 fn numa_node(pci: &str) -> Option<u32> {
     std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node")).ok()?.trim().parse().ok()
+}
+
+/// The PCIe link now (`current`) or at best (`max`); none where the kernel does not know, as in many virtual machines.
+fn link(pci: &str, which: &str) -> Option<LinkState> {
+    let read = |what| std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/{which}_link_{what}")).ok();
+    let width = read("width")?.trim().parse().ok().filter(|width| (1..=32).contains(width))?;
+    Some(LinkState { speed: Speed::from_text(read("speed")?.trim())?, width })
+}
+
+fn link_json(link: LinkState) -> Value {
+    json!({ "gigatransfers": link.speed.gigatransfers(), "width": link.width })
+}
+
+/// As `32 GT/s x16`, and the best where that is more.
+fn link_shown(pci: &str) -> String {
+    let text = |link: LinkState| format!("{} GT/s x{}", link.speed.gigatransfers(), link.width);
+    match (link(pci, "current"), link(pci, "max")) {
+        (Some(now), Some(best)) if now.below(best) => format!("{} of {}", text(now), text(best)),
+        (Some(now), _) => text(now),
+        _ => "-".into(),
+    }
 }
 
 /// Runs `work` once to warm up and once between events; gives microseconds.
