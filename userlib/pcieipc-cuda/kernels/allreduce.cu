@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // The all-reduce kernels of one element type, which the compiler is told as ELEMENT.
+#include "direct.h"
 #include "engine.h"
 #include "flow.h"
 #include "shares.h"
@@ -34,6 +35,11 @@ using namespace pcieipc;
     __shared__ SharesShared shared;                                                                                      \
     shares_stream<ELEMENT, SIMPLE, U>(Gpu(), a, shared);                                                                 \
   }
+#define DIRECT(op, SIMPLE, size, U, THREADS)                                                                             \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) direct_##op##_##size##_u##U(const __grid_constant__ Args a) { \
+    __shared__ DirectShared shared;                                                                                      \
+    direct_reads<ELEMENT, SIMPLE, U>(Gpu(), a, shared);                                                                  \
+  }
 
 LINES(pair, Pair, sum, true, two, 2, 1)
 LINES(pair, Pair, sum, true, two, 2, 2)
@@ -54,4 +60,6 @@ STREAM(any, false, many, 0, 1, 896)
 ENGINE(sum, true, two, 4, 896)
 SHARES(sum, true, many, 2, 896)
 SHARES(any, false, many, 1, 896)
+DIRECT(sum, true, many, 2, 896)
+DIRECT(any, false, many, 1, 896)
 extern "C" __global__ void gate(const __grid_constant__ Args a) { engine_gate(Gpu(), a); }

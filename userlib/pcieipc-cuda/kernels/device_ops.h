@@ -17,6 +17,15 @@ PCIEIPC_FN void store_release_sys(u64* p, u64 v) { asm volatile("st.release.sys.
 PCIEIPC_FN u32 atomic_cas(u32* p, u32 old, u32 v) { return atomicCAS(p, old, v); }
 PCIEIPC_FN u32 atomic_exch(u32* p, u32 v) { return atomicExch(p, v); }
 PCIEIPC_FN u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
+// Adds the numbers of a whole warp.
+PCIEIPC_FN void add_number(u64* to, u64 v) {
+#pragma unroll
+  for (u32 i = 16; i > 0; i /= 2) v += __shfl_xor_sync(0xffffffffu, v, i);
+  if ((threadIdx.x & 31) == 0) atomicAdd(to, v);
+}
+// For traces: positions in the order of what happens, and a clock of the whole device.
+PCIEIPC_FN u32 count_step(u32* p) { return atomicAdd(p, 1u); }
+PCIEIPC_FN u64 step_time() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(v)); return v; }
 PCIEIPC_FN void fence_sys() { __threadfence_system(); }
 PCIEIPC_FN u64 now_ns() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(v)); return v; }
 PCIEIPC_FN void pause_ns(u32 ns) { __nanosleep(ns); }

@@ -76,6 +76,8 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Engine : Stream<E, SIMPLE, 2,
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) load_whole<4>(a.in + at + i + u * stride, v[u]);
 #pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) step(a, STEP_SEND, 1 - a.rank, this->epoch, at + i + u * stride, to + i + u * stride, a.tx[1 - a.rank]);
+#pragma unroll
         for (u32 u = 0; u < UNROLL; u++) store_line(to + i + u * stride, Word4{v[u][0], v[u][1], v[u][2], v[u][3]});
       }
     for (; i < len; i += stride)
@@ -83,6 +85,7 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Engine : Stream<E, SIMPLE, 2,
         u32 v[4];
         this->load_any(at + i, v);
         u8* line = is_last(a, at + i) ? Staging::last(a.tx[1 - a.rank], a, this->epoch, 1 - a.rank, a.rank) : to + i;
+        step(a, STEP_SEND, 1 - a.rank, this->epoch, at + i, line, a.tx[1 - a.rank]);
         store_line(line, Word4{v[0], v[1], v[2], v[3]});
       }
   }

@@ -39,7 +39,10 @@ PCIEIPC_FN void oneshot_flow(T t, const Args& a, FlowShared& s) {
     for (u32 rounds = 1;; rounds++) {
 #pragma unroll
       for (u32 u = 0; u < PUSH; u++)
-        if (i + u * pushers < to) X::put(tx + (i + u * pushers) * 16, own[u]);
+        if (i + u * pushers < to) {
+          step(a, STEP_SEND, x.peer(1), x.epoch, (i + u * pushers) * 16, tx + (i + u * pushers) * 16, a.tx[x.peer(1)]);
+          X::put(tx + (i + u * pushers) * 16, own[u]);
+        }
       if (rounds == 1) data_has_epoch(t);
       if (in_place) {
         fence_block();

@@ -22,6 +22,11 @@ PCIEIPC_FN void store_release_sys(u64* p, u64 v) { host_pause(); __atomic_store_
 PCIEIPC_FN u32 atomic_cas(u32* p, u32 old, u32 v) { __atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); return old; }
 PCIEIPC_FN u32 atomic_exch(u32* p, u32 v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }
 PCIEIPC_FN u32 atomic_add(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+PCIEIPC_FN void add_number(u64* to, u64 v) { __atomic_fetch_add(to, v, __ATOMIC_RELAXED); }
+// For traces: positions in the order of what happens. They order nothing themselves, so that the sanitizer sees what would be without them.
+extern u64 step_clock;
+PCIEIPC_FN u32 count_step(u32* p) { return __atomic_fetch_add(p, 1u, __ATOMIC_RELAXED); }
+PCIEIPC_FN u64 step_time() { return __atomic_fetch_add(&step_clock, (u64)1, __ATOMIC_RELAXED); }
 PCIEIPC_FN void fence_sys() {}  // the atomic access that follows is stronger
 u64 now_ns();
 PCIEIPC_FN bool lane_leads() { return true; }

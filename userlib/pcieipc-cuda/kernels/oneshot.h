@@ -26,6 +26,13 @@ struct Whole {
   }
 };
 
+// As `add_two` adds: in rank order.
+PCIEIPC_FN void steps_of_two(const Args& a, u32 epoch, u64 at, const u8* place) {
+  if (a.rank == 0) step(a, STEP_TAKE, 0, epoch, at);
+  step(a, STEP_TAKE, 1 - a.rank, epoch, at, place, a.rx[1 - a.rank]);
+  if (a.rank == 1) step(a, STEP_TAKE, 1, epoch, at);
+}
+
 // A unit is what one thread sends in one line. N: number of ranks when known at compile time, otherwise 0. PASSING: for tensors that
 // would only push the lines out of the L2.
 template <class E, bool SIMPLE, class F, u32 N, bool PASSING = false> struct Lines {
@@ -45,13 +52,21 @@ template <class E, bool SIMPLE, class F, u32 N, bool PASSING = false> struct Lin
   }
   PCIEIPC_FN void store(u64 unit, const u32* v, bool aligned) const {
     const u64 at = unit * BYTES;
+#ifdef PCIEIPC_SPOIL  // to see that results are compared: one rank's first word is wrong
+    const u32 spoiled[WORDS] = {v[0] ^ (a.rank == 1 && unit == 0 && a.bytes > 256 ? 1u : 0u), v[1], v[2], v[3]};
+    v = spoiled;
+#endif
+    step(a, STEP_STORE, a.rank, epoch, at);
     if (aligned && at + BYTES <= a.bytes) { if (PASSING) store_passing<WORDS>(a.out + at, v); else store_whole<WORDS>(a.out + at, v); }
     else store_part<E, WORDS>(a.out, at, a.bytes, v);
   }
   PCIEIPC_FN void send(u64 unit, const u32* own) const {
 #pragma unroll 1
-    for (u32 k = 1; k < ranks(); k++)
-      put(half_of(a.tx[peer(k)], a.layout, epoch, peer(k), a.rank) + a.layout.lines + unit * 16, own);
+    for (u32 k = 1; k < ranks(); k++) {
+      u8* to = half_of(a.tx[peer(k)], a.layout, epoch, peer(k), a.rank) + a.layout.lines + unit * 16;
+      step(a, STEP_SEND, peer(k), epoch, unit * BYTES, to, a.tx[peer(k)]);
+      put(to, own);
+    }
   }
   PCIEIPC_FN static void put(u8* to, const u32* w) { F::put(to, Word4{w[0], w[1], w[2], w[3]}); }
   // What came in a line, which is emptied.
@@ -70,6 +85,7 @@ template <class E, bool SIMPLE, class F, u32 N, bool PASSING = false> struct Lin
 #pragma unroll 1
       for (u32 k = 0; k < ranks(); k++) {
         if (k == a.rank) {
+          step(a, STEP_TAKE, k, epoch, unit * BYTES);
 #pragma unroll
           for (u32 j = 0; j < WORDS; j++) got[j] = own[j];
         } else if (!await(k, unit, got)) return false;
@@ -93,6 +109,7 @@ template <class E, bool SIMPLE, class F, u32 N, bool PASSING = false> struct Lin
     for (u32 u = 0; u < U; u++)
       if ((missing >> u & 1) && F::is_there(a, got[u])) {
         u32 theirs[WORDS], r[WORDS];
+        steps_of_two(a, epoch, (unit + u * stride) * BYTES, line(unit + u * stride));
         take(line(unit + u * stride), got[u], theirs);
         add_two<E, WORDS, SIMPLE>(a.rank, own[u], theirs, a.op, r);
         store(unit + u * stride, r, aligned);
@@ -105,6 +122,7 @@ template <class E, bool SIMPLE, class F, u32 N, bool PASSING = false> struct Lin
     Word4 v;
     while (!F::is_there(a, v = F::look(rx)))
       if (give_up(a, w, from, WAIT_LINE, epoch)) return false;
+    if (N == 2) steps_of_two(a, epoch, unit * BYTES, rx); else step(a, STEP_TAKE, from, epoch, unit * BYTES, rx, a.rx[from]);
     take(rx, v, got);
     return true;
   }

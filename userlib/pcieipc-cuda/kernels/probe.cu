@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Small kernels that prove a path and measure it.
-#include "protocol.h"
+#include "digest.h"
 
 using namespace pcieipc;
 
@@ -54,3 +54,7 @@ extern "C" __global__ void probe_pingpong(const __grid_constant__ Args a) {
   }
   *(u32*)a.out = (u32)((now_ns() - from) / (a.op - 32));
 }
+
+// The check of results between ranks.
+extern "C" __global__ void digest(const __grid_constant__ Args a) { digest_of(a, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x); }
+extern "C" __global__ void same(const __grid_constant__ Args a) { compare_digests(a, threadIdx.x); }

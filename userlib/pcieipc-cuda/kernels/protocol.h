@@ -28,9 +28,27 @@ constexpr u32 MAX_BLOCKS = 64;
 constexpr u32 SLOTS = 16;        // slots of a block for tiles in flight
 
 // Failure codes of the verdict; the host maps them to its typed errors.
-enum Code : u32 { OK = 0, TIMEOUT = 1, MISMATCH = 2, ABORTED = 3, CONCURRENT = 4 };
+enum Code : u32 { OK = 0, TIMEOUT = 1, MISMATCH = 2, ABORTED = 3, CONCURRENT = 4, DIFFERENT = 5 };
 // What a rank was waiting for when it failed.
 enum What : u32 { WAIT_HEADER = 0, WAIT_LINE = 1, WAIT_SLOT = 2, WAIT_COPY = 3, WAIT_CREDIT = 4 };
+
+// A step of a kernel: 16 bytes of the tensor, or those that are left of it. src/trace.rs compares them with the plan.
+enum Verb : u32 {
+  STEP_SEND = 1,   // the own input was sent to a peer
+  STEP_TAKE = 2,   // a rank's input became a part of the sum; `peer` is this rank for the own input
+  STEP_STORE = 3,  // the output was stored
+  STEP_SUM = 4,    // a sum was sent to a peer
+  STEP_HEAR = 5,   // a peer's sum was taken
+};
+struct Step {
+  u32 verb, peer, epoch, bytes;
+  u64 at, place, time;  // offset in the tensor and in the mailbox, and a clock that all ranks have in common
+};
+struct Trace {
+  u32 next, room;  // steps so far, also those that found no room; written by all threads of this rank's kernels
+  u32 pad[2];
+  Step steps[1];
+};
 
 struct State {
   u32 epoch;    // calls completed; read by every thread, advanced once per call
@@ -40,7 +58,8 @@ struct State {
   u32 finished[2];  // blocks that have consumed a chunk of the staging, for even and odd chunks
   u32 engine_epoch, engine_chunks;  // of the last call that copy engines served
   u64 emptied;  // the epoch, and how many chunks of the staging all blocks have consumed in it
-  u32 pad[22];
+  Trace* trace; // of a build that traces: where its steps go
+  u32 pad[20];
 };
 
 struct Verdict {
@@ -85,13 +104,14 @@ struct Args {
   u32 flags;          // ARG_*
   u32 empty[4];       // what an empty line holds: random, the same for all ranks
   u64 prefix;         // copy engines: bytes at the start that kernels push
+  const u64 *in_of, *out_of;  // registered tensors: where each rank's memory begins, as this device sees it; in device memory
   Layout layout;
   u8* tx[MAX_RANKS];  // mailbox of rank j, as this rank writes it
   u8* rx[MAX_RANKS];  // own mailbox for what rank j sends
 };
 // The host's structures are compared with these when the kernels are compiled.
 static_assert(sizeof(State) == 128 && sizeof(Verdict) == 64 && sizeof(Control) == 1408 && sizeof(Layout) == 72, "layout");
-static_assert(sizeof(Args) == 432, "arguments");
+static_assert(sizeof(Args) == 448 && sizeof(Step) == 40, "arguments");
 // Early: the kernel that follows may be made resident while this one still waits.
 enum : u32 { ARG_NOOP = 1, ARG_ALIGNED = 2, ARG_EARLY = 4 };
 
@@ -110,6 +130,18 @@ PCIEIPC_FN u8* half_of(u8* mailbox, const Layout& l, u32 epoch, u32 reader, u32 
 // Where `sender` stages in the mailbox of `reader`: two chunks in turn.
 PCIEIPC_FN u8* staging_of(u8* mailbox, const Layout& l, u32 reader, u32 sender) {
   return mailbox + l.staging + place_of(reader, sender) * 2 * l.chunk;
+}
+
+// The place of what lies in registered memory and in no mailbox.
+#define REGISTERED ((const u8*)~(u64)0)
+
+// Records a step, in a build that traces; otherwise nothing. `place` is where in `mailbox` the bytes lie.
+PCIEIPC_FN void step(const Args& a, u32 verb, u32 peer, u32 epoch, u64 at, const u8* place = nullptr, const u8* mailbox = nullptr) {
+#ifdef PCIEIPC_TRACE
+  Trace* trace = a.state->trace;
+  const u32 i = count_step(&trace->next);
+  if (i < trace->room) trace->steps[i] = Step{verb, peer, epoch, (u32)(a.bytes - at < 16 ? a.bytes - at : 16), at, (u64)(place - mailbox), step_time()};
+#endif
 }
 
 // ---- bounded waits ---------------------------------------------------------------------------------------------------

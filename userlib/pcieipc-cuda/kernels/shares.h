@@ -58,16 +58,20 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Shares : Stream<E, SIMPLE, 0,
 #pragma unroll
           for (u32 u = 0; u < UNROLL; u++) load_whole<4>(this->a.in + at + i + u * stride(), v[u]);
 #pragma unroll
+          for (u32 u = 0; u < UNROLL; u++) step(this->a, STEP_SEND, to, this->epoch, at + i + u * stride(), place + i + u * stride(), this->a.tx[to]);
+#pragma unroll
           for (u32 u = 0; u < UNROLL; u++) store_slot(place + i + u * stride(), Word4{v[u][0], v[u][1], v[u][2], v[u][3]});
         }
       for (; i < len; i += stride()) {
         u32 v[4];
         this->load_any(at + i, v);
+        step(this->a, STEP_SEND, to, this->epoch, at + i, place + i, this->a.tx[to]);
         store_slot(place + i, Word4{v[0], v[1], v[2], v[3]});
       }
     }
   }
   PCIEIPC_FN void put(u64 to, const u32* v) const {
+    step(this->a, STEP_STORE, this->a.rank, this->epoch, to);
     if (this->aligned && to + 16 <= this->a.bytes) store_whole<4>(this->a.out + to, v); else store_part<E, 4>(this->a.out, to, this->a.bytes, v);
   }
   template <u32 U> PCIEIPC_FN void add(u64 q, u64 at, u32 i) const {
@@ -84,6 +88,8 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Shares : Stream<E, SIMPLE, 0,
           const Word4 v = load_slot(from + u * stride());
           g[0] = v.x; g[1] = v.y; g[2] = v.z; g[3] = v.w;
         }
+        const bool own = k == this->a.rank;
+        step(this->a, STEP_TAKE, k, this->epoch, at + i + u * stride(), own ? nullptr : from + u * stride(), own ? nullptr : this->a.rx[k]);
         if (k == 0) acc[u].set(g); else acc[u].add(g, this->a.op);
       }
     }
@@ -96,6 +102,8 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Shares : Stream<E, SIMPLE, 0,
     for (u32 k = 1; k < this->ranks(); k++) {
       const u32 to = this->peer(k);
       u8* place = slot(this->a.tx[to], to, this->a.rank, q, true) + i;
+#pragma unroll
+      for (u32 u = 0; u < U; u++) step(this->a, STEP_SUM, to, this->epoch, at + i + u * stride(), place + u * stride(), this->a.tx[to]);
 #pragma unroll
       for (u32 u = 0; u < U; u++) store_slot(place + u * stride(), Word4{r[u][0], r[u][1], r[u][2], r[u][3]});
     }
@@ -123,12 +131,14 @@ template <class E, bool SIMPLE, u32 UNROLL> struct Shares : Stream<E, SIMPLE, 0,
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
           const u32 w[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
+          step(this->a, STEP_HEAR, from, this->epoch, at + i + u * stride(), place + i + u * stride(), this->a.rx[from]);
           put(at + i + u * stride(), w);
         }
       }
       for (; i < len; i += stride()) {
         const Word4 v = load_slot(place + i);
         const u32 w[4] = {v.x, v.y, v.z, v.w};
+        step(this->a, STEP_HEAR, from, this->epoch, at + i, place + i, this->a.rx[from]);
         put(at + i, w);
       }
     }

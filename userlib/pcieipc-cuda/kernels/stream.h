@@ -72,6 +72,8 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct S
         for (u32 k = 1; k < ranks(); k++) {
           u8* to = tx(peer(k), q) + i;
 #pragma unroll
+          for (u32 u = 0; u < UNROLL; u++) step(a, STEP_SEND, peer(k), epoch, at + i + u * stride, to + u * stride, a.tx[peer(k)]);
+#pragma unroll
           for (u32 u = 0; u < UNROLL; u++) store_slot(to + u * stride, Word4{v[u][0], v[u][1], v[u][2], v[u][3]});
         }
       }
@@ -79,7 +81,11 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct S
       u32 v[4];
       load_any(at + i, v);
 #pragma unroll 1
-      for (u32 k = 1; k < ranks(); k++) store_slot(tx(peer(k), q) + i, Word4{v[0], v[1], v[2], v[3]});
+      for (u32 k = 1; k < ranks(); k++) {
+        u8* to = tx(peer(k), q) + i;
+        step(a, STEP_SEND, peer(k), epoch, at + i, to, a.tx[peer(k)]);
+        store_slot(to, Word4{v[0], v[1], v[2], v[3]});
+      }
     }
   }
   PCIEIPC_FN void load_any(u64 at, u32* v) const {
@@ -103,6 +109,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct S
 #pragma unroll
       for (u32 u = 0; u < U; u++) {
         const u32 theirs[4] = {got[u].x, got[u].y, got[u].z, got[u].w};
+        steps_of_two(a, epoch, at + i + u * stride, from + u * stride);
         add_two<E, 4, SIMPLE>(a.rank, own[u], theirs, a.op, r[u]);
         if (Place::EMPTIES) store_line(from + u * stride, Word4{a.empty[0], a.empty[1], a.empty[2], a.empty[3]});
       }
@@ -119,6 +126,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct S
             g[0] = v.x; g[1] = v.y; g[2] = v.z; g[3] = v.w;
           } else if (WHOLE) load_whole<4>(a.in + at + i + u * stride, g);
           else load_any(at + i + u * stride, g);
+          step(a, STEP_TAKE, k, epoch, at + i + u * stride, k != a.rank ? from + u * stride : nullptr, k != a.rank ? a.rx[k] : nullptr);
           if (k == 0) acc[u].set(g); else acc[u].add(g, a.op);
         }
       }
@@ -128,6 +136,7 @@ template <class E, bool SIMPLE, u32 N, u32 UNROLL, class Place = Slots> struct S
 #pragma unroll
     for (u32 u = 0; u < U; u++) {
       const u64 to = at + i + u * stride;
+      step(a, STEP_STORE, a.rank, epoch, to);
       if (WHOLE || (aligned && to + 16 <= a.bytes)) {
         if (N == 2) store_passing<4>(a.out + to, r[u]); else store_whole<4>(a.out + to, r[u]);
       }

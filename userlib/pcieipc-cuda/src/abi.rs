@@ -26,8 +26,28 @@ pub struct State {
     pub engine_epoch: u32,
     pub engine_chunks: u32,
     pub emptied: u64,
-    pub pad: [u32; 22],
+    pub trace: u64,
+    pub pad: [u32; 20],
 }
+
+/// A step of a kernel, of a build that traces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Step {
+    pub verb: u32,
+    pub peer: u32,
+    pub epoch: u32,
+    pub bytes: u32,
+    pub at: u64,
+    pub place: u64,
+    pub time: u64,
+}
+
+pub const STEP_SEND: u32 = 1;
+pub const STEP_TAKE: u32 = 2;
+pub const STEP_STORE: u32 = 3;
+pub const STEP_SUM: u32 = 4;
+pub const STEP_HEAR: u32 = 5;
 
 /// Why a kernel gave up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -89,6 +109,8 @@ pub struct Args {
     pub flags: u32,
     pub empty: [u32; 4],
     pub prefix: u64,
+    pub input_of: u64,
+    pub output_of: u64,
     pub layout: Layout,
     pub tx: [u64; MAX_RANKS],
     pub rx: [u64; MAX_RANKS],
@@ -101,6 +123,9 @@ pub const ARG_ALIGNED: u32 = 2;
 /// The kernel that follows may be made resident while this one still waits for the one before.
 pub const ARG_EARLY: u32 = 4;
 
+/// The place of a step in registered memory.
+pub const REGISTERED: u64 = u64::MAX;
+
 /// A deadline passed.
 pub const CODE_TIMEOUT: u32 = 1;
 /// Headers differ.
@@ -109,11 +134,14 @@ pub const CODE_MISMATCH: u32 = 2;
 pub const CODE_ABORTED: u32 = 3;
 /// Two kernels of one communicator ran at once.
 pub const CODE_CONCURRENT: u32 = 4;
+/// Results differ between ranks.
+pub const CODE_DIFFERENT: u32 = 5;
 
 // The kernels assert the same sizes when they are compiled.
 const _: () = assert!(size_of::<State>() == 128 && size_of::<Verdict>() == 64 && size_of::<Control>() == 1408);
-const _: () = assert!(size_of::<Layout>() == 72 && size_of::<Args>() == 432);
-const _: () = assert!(std::mem::offset_of!(Args, layout) == 104 && std::mem::offset_of!(Args, tx) == 176);
+const _: () = assert!(std::mem::offset_of!(State, trace) == 40 && size_of::<Step>() == 40);
+const _: () = assert!(size_of::<Layout>() == 72 && size_of::<Args>() == 448);
+const _: () = assert!(std::mem::offset_of!(Args, layout) == 120 && std::mem::offset_of!(Args, tx) == 192);
 
 impl Layout {
     /// A layout for `ranks` ranks: lines for tensors of up to `lines` bytes, slots of `slot` bytes for `blocks` blocks, and for each

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which kernel serves a call, and how it is launched: a pure function of what all ranks know, so that they choose the same.
 
-use pcieipc::reduce::Op;
+use pcieipc::{
+    plan::{self, Algorithm, Collective, Plan, Shape, Tree},
+    reduce::Op,
+};
 
 /// How a rank's writes reach another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,9 +52,34 @@ impl Choice {
         match self.kernel {
             k if k.starts_with("stream") => ("stream", [self.blocks.into(), self.tile.into(), 0]),
             k if k.starts_with("shares") => ("shares", [self.blocks.into(), self.tile.into(), 0]),
+            k if k.starts_with("direct") => ("direct", [self.blocks.into(), self.tile.into(), 0]),
             k if k.starts_with("engine") => ("engine", [self.blocks.into(), self.tile.into(), self.prefix]),
             _ => ("lines", [0; 3]),
         }
+    }
+
+    /// The steps that the kernel takes for a rank: plans of the library, of bytes, each with the first byte of the tensor that it covers.
+    /// A build that traces is compared with them ([`crate::trace`]), and they are what [`pcieipc::plan::check`] proves.
+    pub fn plans(&self, ranks: usize, rank: usize, bytes: u64) -> Vec<(u64, Plan)> {
+        let (algorithm, chunk, each) = match self.plan().0 {
+            // One plan for each round: its shards are the ranks' tiles.
+            "shares" => (Algorithm::TwoShot, self.tile.into(), u64::from(self.tile) * ranks as u64),
+            "direct" => (Algorithm::Direct, self.tile.into(), u64::from(self.tile) * ranks as u64),
+            "lines" => (Algorithm::OneShot, LINE, u64::MAX),
+            _ => (Algorithm::OneShot, self.tile.into(), u64::MAX),
+        };
+        (0..bytes.div_ceil(each))
+            .filter_map(|part| {
+                let (from, count) = (part * each, each.min(bytes - part * each) as usize);
+                let shape = Shape { align: chunk as usize, ..Shape::new(ranks, count, chunk as usize) };
+                Some((from, plan::build(Collective::AllReduce, algorithm, shape, rank, &Tree::flat(ranks))?))
+            })
+            .collect()
+    }
+
+    /// Whether it reads the tensors of the other ranks where they lie.
+    pub fn by_reading(&self) -> bool {
+        self.kernel.starts_with("direct")
     }
 
     /// Whether copy engines move the data.
@@ -178,6 +206,18 @@ pub fn choose(setting: Setting, bytes: u64, op: Op, in_place: bool) -> Choice {
     Choice { blocks: choice.blocks.min(setting.most_blocks()), ..choice }
 }
 
+/// The choice for registered tensors, which are read where they lie; none where staging is better or peers can not be reached.
+pub fn choose_registered(s: Setting, bytes: u64, op: Op) -> Option<Choice> {
+    if s.path == Path::Host || s.ranks < 2 || bytes <= limits(s.path, s.ranks).lines {
+        return None;
+    }
+    let kernel = if op == Op::Sum { "direct_sum_many_u2" } else { "direct_any_many_u1" };
+    let even = bytes.div_ceil(s.ranks as u64 * u64::from(s.most_blocks())).next_multiple_of(KIB);
+    let tile = even.clamp(4 * KIB, 64 * KIB) as u32;
+    let blocks = blocks_for(bytes, tile * s.ranks as u32, s.most_blocks());
+    Some(Choice { kernel, blocks, threads: 26 * 32, push_warps: 0, tile, linger: 0, prefix: 0 })
+}
+
 /// More than two ranks, or another operation than a sum.
 fn general(s: Setting, path: Path, bytes: u64, sum: bool) -> Choice {
     let (lines, stream, shares) = match (path, sum) {
@@ -286,7 +326,7 @@ impl std::fmt::Display for Choice {
 /// Threads that a kernel's registers allow in a block, its service warp included.
 #[cfg(test)]
 fn most_threads(kernel: &str) -> u32 {
-    if ["stream", "engine", "shares"].iter().any(|k| kernel.starts_with(k)) { 896 } else { 1024 }
+    if ["stream", "engine", "shares", "direct"].iter().any(|k| kernel.starts_with(k)) { 896 } else { 1024 }
 }
 
 /// What a tuner tries for a sum; the first is what [`choose`] takes.
@@ -449,6 +489,24 @@ mod tests {
             let setting = Setting { path: Path::PeerWide, ranks: 2, chunk: 0, blocks };
             let choice = choose(setting, 64 * KIB, Op::Sum, false);
             assert_eq!((choice.kernel, choice.blocks, choice.threads), ("whole_sum_two_u1", blocks, threads));
+        }
+    }
+
+    #[test]
+    fn registered_tensors_are_read_where_they_lie_when_they_are_too_long_for_lines() {
+        for setting in (2..=16).flat_map(settings) {
+            for op in Op::ALL {
+                for bytes in (0..=34).flat_map(|k| [1u64 << k, (1 << k) + 1, 3 << k]) {
+                    let choice = choose_registered(setting, bytes, op);
+                    let long = setting.path != Path::Host && bytes > limits(setting.path, setting.ranks).lines;
+                    assert_eq!(choice.is_some(), long, "{setting:?} {bytes}");
+                    if let Some(choice) = choice {
+                        // No slot holds its tiles.
+                        check(setting, &Choice { tile: choice.tile.min(4 << 10), ..choice }, bytes);
+                        assert!(choice.by_reading() && choice.tile % 16 == 0 && choice.tile >= 4 << 10);
+                    }
+                }
+            }
         }
     }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A group of ranks with a device each, and what they do together.
 
+mod digests;
 mod engine;
+mod recorder;
 mod setup;
 #[cfg(test)]
 mod tests;
@@ -19,15 +21,19 @@ use pcieipc::{
     reduce::{Kind, Op},
 };
 
+use digests::Digests;
 use engine::Engine;
+use recorder::Recorder;
 
 use crate::{
     abi::{ARG_ALIGNED, ARG_EARLY, ARG_NOOP, Args, Layout, State},
-    choice::{BLOCKS, Choice, Path, Setting, choose},
+    choice::{BLOCKS, Choice, Path, Setting, choose, choose_registered},
     control::{Shared, Words},
     driver::{Address, Device, Event, Function, Launch, Stream},
     kernels::KINDS,
     mailbox::{DeviceMailbox, Remote},
+    registration::{self, Cache, Range, Registration},
+    trace::Step,
     watchdog::Watchdog,
 };
 
@@ -65,6 +71,9 @@ pub struct Options {
     /// the default, because between processes engines were measured to be slower (docs/gpu-notes.md). A device
     /// gives at most a 256th of its memory.
     pub staging: u64,
+    /// Every call is followed by another, short one, in which all ranks compare their results: a difference is `Corrupt`. It finds data that
+    /// changed on the way to one rank, and not what is the same on all.
+    pub checked: bool,
 }
 
 impl Default for Options {
@@ -77,6 +86,7 @@ impl Default for Options {
             overlap: true,
             blocks: BLOCKS[1],
             staging: 0,
+            checked: false,
         }
     }
 }
@@ -99,6 +109,9 @@ pub struct Communicator {
     watchdog: Option<Watchdog>,
     kernels: HashMap<(Kind, &'static str), Function>,
     remotes: Vec<Option<Remote>>,
+    ranges: Vec<Range>,
+    opened: Cache,
+    registered: u32,
     device_mailbox: Option<DeviceMailbox>,
     _host_mailbox: Option<Shared>,
     words: Arc<Words>,
@@ -111,7 +124,9 @@ pub struct Communicator {
     slowest: Path,
     options: Options,
     order: Event,
+    trace: Option<Recorder>,
     engine: Option<Engine>,
+    digests: Option<Digests>,
     /// No other rank is on this device.
     alone: bool,
     /// How many calls in a row made room for the next one before they waited for the one before.
@@ -177,6 +192,68 @@ impl Communicator {
         choose(self.setting(), bytes, op, in_place)
     }
 
+    /// Registers memory of every rank, so that long tensors in it are read by the others where they lie and are not staged. All ranks call
+    /// it, each with as many bytes of its own; a tensor must then lie at the same place in the registered memory of all ranks, input and
+    /// output each, or the call is a `Mismatch`. It takes memory of cuMemAlloc, and memory mapped piece by piece whose pieces can be exported as
+    /// files (as of PyTorch's expandable segments), also several pieces. Other calls go on as before; so do graphs that were captured before.
+    ///
+    /// # Errors
+    /// `Argument`, the same on all ranks, says which rank's memory can not be shared and why; `Mismatch` when lengths differ; `Timeout`,
+    /// `PeerDied`, `Corrupt`. Nothing stays open then.
+    ///
+    /// # Safety
+    /// The memory must not be given back before [`Communicator::deregister`] has returned or the communicator is dropped.
+    pub unsafe fn register(&mut self, at: Address, bytes: u64) -> Result<Registration> {
+        self.check()?;
+        if self.slowest == Path::Host && self.ranks() > 1 {
+            // All ranks know that.
+            return Err(Error::Argument(
+                "registered memory is read over peer memory, which some ranks have not; tensors are staged".into(),
+            ));
+        }
+        let number = self.registered.wrapping_add(1);
+        let made =
+            registration::register(&mut self.group, &self.device, &mut self.opened, number, (at, bytes), self.options.setup)?;
+        self.registered = number;
+        self.ranges.push(made);
+        Ok(Registration(number))
+    }
+
+    /// Ends a registration. All ranks call it; when it returns nobody has the memory open any more.
+    ///
+    /// # Errors
+    /// `Argument` when a graph holds a call on it (drop the communicator instead) or it is not registered; `Timeout` when calls on it do not
+    /// end; `PeerDied`.
+    pub fn deregister(&mut self, registration: Registration) -> Result<()> {
+        let Some(found) = self.ranges.iter().position(|r| r.number == registration.0) else {
+            return Err(Error::Argument("this memory is not registered with this communicator".into()));
+        };
+        if self.ranges[found].captured {
+            return Err(Error::Argument("a graph holds a call on this registered memory; drop the communicator first".into()));
+        }
+        if !self.is_done_in_time() {
+            let (rank, waited) = (self.rank(), self.options.deadline);
+            return Err(Error::Timeout { rank, peer: rank, what: "calls on registered memory", waited, endpoint: None });
+        }
+        self.ranges.swap_remove(found);
+        self.group.exchange("closing registered memory", &[], &[], self.options.setup).map(drop)
+    }
+
+    /// The registered memory that input and output of a call lie in, and how.
+    fn registered(&self, input: Address, output: Address, bytes: u64) -> Option<[usize; 2]> {
+        let of = |at| self.ranges.iter().position(|range| range.holds(at, bytes));
+        Some([of(input)?, of(output)?])
+    }
+
+    /// The steps of this rank's kernels since the last time, of a build that traces (`PCIEIPC_KERNEL_DEFINES=PCIEIPC_TRACE` when the
+    /// communicator was made); otherwise none. No call may run.
+    ///
+    /// # Errors
+    /// `System`; `Argument` when there were more steps than there is room for.
+    pub fn steps(&mut self) -> Result<Option<Vec<Step>>> {
+        self.trace.as_ref().map(|trace| trace.take(&*self.device)).transpose()
+    }
+
     /// How long the kernels of this rank wait, from now on; also those in graphs that were captured before.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.options.deadline = deadline;
@@ -202,9 +279,32 @@ impl Communicator {
         if (input.at | output.at) % kind.size() as u64 != 0 {
             return Err(Error::Argument(format!("a tensor of {} that is not aligned to its elements", kind.name())));
         }
-        let choice = self.choice(bytes, op, input.at == output.at);
+        let registered = self.registered(input.at, output.at, bytes).and_then(|_| choose_registered(self.setting(), bytes, op));
+        let choice = registered.unwrap_or_else(|| self.choice(bytes, op, input.at == output.at));
         // SAFETY: the caller's promise.
-        unsafe { self.launch(input.at, output.at, bytes, kind, op, &choice, stream) }
+        unsafe {
+            self.launch(input.at, output.at, bytes, kind, op, &choice, stream)?;
+            if bytes > 0 { self.compare_results(output.at, bytes, stream) } else { Ok(()) }
+        }
+    }
+
+    /// Enqueues the comparison of a result with those of the others, where that was asked for.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    unsafe fn compare_results(&mut self, result: Address, bytes: u64, stream: Stream) -> Result<()> {
+        let Some(digests) = &self.digests else { return Ok(()) };
+        let (own, all, numbers) = (digests.own, digests.all, digests.bytes());
+        // SAFETY: the caller's promise.
+        unsafe { digests.make(&*self.device, &self.args, result, bytes, stream) }?;
+        let choice = self.choice(numbers, Op::Sum, false);
+        // SAFETY: the numbers live as long as the communicator, and longer where a graph holds a call.
+        unsafe { self.launch(own, all, numbers, Kind::U64, Op::Sum, &choice, stream) }?;
+        match &self.digests {
+            // SAFETY: as above.
+            Some(digests) => unsafe { digests.compare(&*self.device, &self.args, stream) },
+            None => Ok(()),
+        }
     }
 
     /// Like [`Communicator::all_reduce`] with a kernel chosen by the caller: all ranks must choose the same.
@@ -239,7 +339,20 @@ impl Communicator {
         args.piece = choice.tile.max(choice.linger);
         args.prefix = choice.prefix.min(bytes & !15);
         args.flags = if (input | output) % 16 == 0 { ARG_ALIGNED } else { 0 };
-        args.header = header(self.args.layout, kind, op, bytes, choice);
+        let ranges = if choice.by_reading() {
+            let found = self.registered(input, output, bytes);
+            Some(found.ok_or_else(|| Error::Argument("a kernel that reads registered memory, and a tensor that is not".into()))?)
+        } else {
+            None
+        };
+        // Where in which registered memory: the others read at the same places of theirs.
+        let mut places = [0; 4];
+        if let Some([first, second]) = ranges {
+            let (first, second) = (&self.ranges[first], &self.ranges[second]);
+            (args.input_of, args.output_of) = (first.table, second.table);
+            places = [first.number.into(), input - first.at, second.number.into(), output - second.at];
+        }
+        args.header = header(self.args.layout, kind, op, bytes, choice, places);
         // A kernel behind a copy has nothing to overlap with.
         let behind_copy = std::mem::replace(&mut self.behind_copy, choice.by_engine());
         let overlap = self.options.overlap && !behind_copy;
@@ -262,6 +375,9 @@ impl Communicator {
             }
         }
         self.captured |= capture.is_some();
+        for range in ranges.into_iter().flatten() {
+            self.ranges[range].captured |= capture.is_some();
+        }
         self.last = Some((stream, capture));
         Ok(())
     }
@@ -319,12 +435,23 @@ impl Communicator {
         if let Some(engine) = &self.engine {
             engine.warm_up(&*self.device, &self.args)?;
         }
+        if let Some(digests) = &self.digests {
+            digests.warm_up(&*self.device, &self.args)?;
+        }
         self.device.synchronize(Stream(0))
     }
 
     /// Waits for the calls that were enqueued, as long as their deadlines allow. Whether they are done.
     fn drain(&self) -> bool {
-        let Some((stream, None)) = self.last else { return !self.captured };
+        match self.last {
+            Some((_, None)) => self.is_done_in_time(),
+            _ => !self.captured,
+        }
+    }
+
+    /// The same of the last call that is in no graph.
+    fn is_done_in_time(&self) -> bool {
+        let Some((stream, None)) = self.last else { return true };
         let until = Instant::now() + self.options.deadline.min(Duration::from_secs(60)) + Duration::from_secs(1);
         while Instant::now() < until {
             match self.device.is_done(stream) {
@@ -353,9 +480,10 @@ fn op_code(op: Op) -> u32 {
 }
 
 /// What ranks must agree on in a call: type and operation, length, and the plan.
-fn header(layout: Layout, kind: Kind, op: Op, bytes: u64, choice: &Choice) -> [u32; 4] {
+fn header(layout: Layout, kind: Kind, op: Op, bytes: u64, choice: &Choice, places: [u64; 4]) -> [u32; 4] {
     let (name, form) = choice.plan();
-    let numbers = [form[0], form[1], form[2], layout.half, layout.lines, layout.slots, layout.chunk];
+    let [a, b, c, d] = places;
+    let numbers = [form[0], form[1], form[2], layout.half, layout.lines, layout.slots, layout.chunk, a, b, c, d];
     // FNV-1a: told apart, not protected from malice.
     let plan = name
         .bytes()
@@ -386,7 +514,11 @@ impl Drop for Communicator {
         if copies || !drained {
             self.remotes.drain(..).for_each(std::mem::forget);
         }
+        if !drained {
+            self.ranges.drain(..).for_each(Range::abandon);
+        }
         self.remotes.clear();
+        self.ranges.clear();
         // Nobody frees what another has open.
         let closed = met && self.group.exchange("closing the mailboxes", &[], &[], Duration::from_secs(5)).is_ok();
         if !closed || copied_to {
@@ -396,6 +528,9 @@ impl Drop for Communicator {
         }
         if !self.captured && drained {
             let _ = self.device.free(self.state);
+            if let Some(digests) = self.digests.take() {
+                digests.free(&*self.device);
+            }
         }
     }
 }

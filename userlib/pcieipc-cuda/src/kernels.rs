@@ -20,7 +20,7 @@ use crate::driver::refused;
 
 const SOURCE: &str = include_str!("../kernels/allreduce.cu");
 const PROBE: &str = include_str!("../kernels/probe.cu");
-const HEADERS: [(&str, &str); 9] = [
+const HEADERS: [(&str, &str); 11] = [
     ("protocol.h", include_str!("../kernels/protocol.h")),
     ("device_ops.h", include_str!("../kernels/device_ops.h")),
     ("reduce.h", include_str!("../kernels/reduce.h")),
@@ -30,6 +30,8 @@ const HEADERS: [(&str, &str); 9] = [
     ("stream.h", include_str!("../kernels/stream.h")),
     ("engine.h", include_str!("../kernels/engine.h")),
     ("shares.h", include_str!("../kernels/shares.h")),
+    ("direct.h", include_str!("../kernels/direct.h")),
+    ("digest.h", include_str!("../kernels/digest.h")),
 ];
 
 /// All element types.
@@ -49,7 +51,7 @@ pub const KINDS: [Kind; 12] = [
 ];
 
 /// The kernels of one type, by name.
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 21] = [
     "pair_sum_two_u1",
     "pair_sum_two_u2",
     "pair_sum_many_u1",
@@ -69,6 +71,8 @@ pub const NAMES: [&str; 19] = [
     "engine_sum_two_u4",
     "shares_sum_many_u2",
     "shares_any_many_u1",
+    "direct_sum_many_u2",
+    "direct_any_many_u1",
 ];
 /// The kernel that holds a copy engine back until the peer has consumed what the copy overwrites.
 pub const GATE: &str = "gate";
@@ -91,7 +95,12 @@ pub fn element(kind: Kind) -> &'static str {
     }
 }
 
-/// What else the compiler is told, from the environment; only to measure what a part of the protocol costs.
+/// Whether the kernels of this process record their steps.
+pub fn traces() -> bool {
+    defines().iter().any(|define| define == "-DPCIEIPC_TRACE")
+}
+
+/// What else the compiler is told, from the environment; only to measure what a part of the protocol costs, and to trace.
 fn defines() -> Vec<String> {
     std::env::var("PCIEIPC_KERNEL_DEFINES").map(|d| d.split_whitespace().map(|d| format!("-D{d}")).collect()).unwrap_or_default()
 }
@@ -285,6 +294,7 @@ mod tests {
                     ("STREAM", [op, _, size, _, unroll, _]) => Some(format!("stream_{op}_{size}_u{unroll}")),
                     ("ENGINE", [op, _, size, unroll, _]) => Some(format!("engine_{op}_{size}_u{unroll}")),
                     ("SHARES", [op, _, size, unroll, _]) => Some(format!("shares_{op}_{size}_u{unroll}")),
+                    ("DIRECT", [op, _, size, unroll, _]) => Some(format!("direct_{op}_{size}_u{unroll}")),
                     _ => None,
                 }
             })

@@ -15,8 +15,11 @@ pub mod abi;
 mod control;
 mod mailbox;
 pub mod proof;
+mod registration;
+pub mod trace;
 mod watchdog;
 
 pub use choice::Path;
 pub use communicator::{Communicator, Options, PathChoice, Tensor};
 pub use control::Shared as HostMemory;
+pub use registration::Registration;

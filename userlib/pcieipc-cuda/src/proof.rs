@@ -39,6 +39,8 @@ const EMPTY: Args = Args {
     flags: 0,
     empty: [0; 4],
     prefix: 0,
+    input_of: 0,
+    output_of: 0,
     layout: crate::abi::Layout {
         half: 0,
         sender: 0,

@@ -14,6 +14,7 @@ mod probe;
 mod product;
 mod side;
 mod team;
+mod trace;
 mod tune;
 mod worker;
 
@@ -35,6 +36,7 @@ enum Command {
     Beside(beside::Beside),
     Check(check::Check),
     Compile(compile::Compile),
+    Trace(trace::Trace),
     Tune(tune::Tune),
     #[command(hide = true)]
     Worker(worker::Worker),
@@ -49,6 +51,7 @@ impl Cuda {
             | Command::Beside(_)
             | Command::Check(_)
             | Command::Compile(_)
+            | Command::Trace(_)
             | Command::Tune(_)
             | Command::Worker(_) => false,
         }
@@ -61,6 +64,7 @@ impl Cuda {
             Command::Beside(command) => command.run(),
             Command::Check(command) => command.run(),
             Command::Compile(command) => command.run(),
+            Command::Trace(command) => command.run(),
             Command::Tune(command) => command.run(),
             Command::Worker(command) => command.run(),
         }

@@ -3,9 +3,9 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use pcieipc::{Error, Result, group::Group};
+use pcieipc::{Error, Result, group::Group, reduce::Kind};
 
-use super::{Communicator, Options, PathChoice, engine::Engine};
+use super::{Communicator, Options, PathChoice, digests::Digests, engine::Engine, recorder::Recorder};
 use crate::{
     abi::{Args, Layout, MAX_RANKS, State},
     choice::{BLOCKS, LEAST_CHUNK, Path, limits},
@@ -14,6 +14,7 @@ use crate::{
     kernels,
     mailbox::{DeviceMailbox, Remote, host_mailbox},
     proof::{PATTERN_BYTES, Probe},
+    registration::Cache,
     watchdog::Watchdog,
 };
 
@@ -116,8 +117,9 @@ fn slowest(paths: &[Vec<Path>]) -> Path {
 /// Options that decide what ranks choose must be the same.
 fn agree_on_options(group: &mut Group, options: &Options, wait: Duration) -> Result<()> {
     let kinds: Vec<&str> = options.kinds.iter().map(|k| k.name()).collect();
-    let (blocks, staging) = (options.blocks, options.staging);
-    let ours = format!("path {:?}, types {}, blocks {blocks}, staging {staging}", options.path, kinds.join(" "));
+    let (blocks, staging, checked) = (options.blocks, options.staging, options.checked);
+    let ours =
+        format!("path {:?}, types {}, blocks {blocks}, staging {staging}, checked {checked}", options.path, kinds.join(" "));
     let rank = group.rank();
     for (peer, (theirs, _)) in group.exchange("options", ours.as_bytes(), &[], wait)?.into_iter().enumerate() {
         if peer != rank && theirs != ours.as_bytes() {
@@ -148,7 +150,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
     }
     let facts = device.facts();
     let own = Facts {
-        process: std::process::id(),
+        process: device.process(),
         ordinal: facts.ordinal,
         mig: facts.mig,
         multiprocessors: facts.multiprocessors,
@@ -169,6 +171,10 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
     let alone = all.iter().filter(|other| other.pci == facts.pci).count() == 1;
 
     let (mut kernels, mut gate) = (HashMap::new(), None);
+    // Numbers of results are compared as such.
+    if options.checked && !options.kinds.contains(&Kind::U64) {
+        options.kinds.push(Kind::U64);
+    }
     for kind in &options.kinds {
         let module = device.kernels(Some(*kind))?;
         for name in kernels::NAMES {
@@ -265,6 +271,10 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
     device.synchronize(Stream(0))?;
     // Epochs begin at 1: 0 is what new memory holds.
     device.write(state, &[1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])?;
+    let trace = if kernels::traces() { Some(Recorder::new(&*device)?) } else { None };
+    if let Some(trace) = &trace {
+        device.write(state + std::mem::offset_of!(State, trace) as u64, &trace.address().to_le_bytes())?;
+    }
     let mut args = Args {
         state,
         control: words.memory().address(),
@@ -280,6 +290,8 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
         flags: 0,
         empty,
         prefix: 0,
+        input_of: 0,
+        output_of: 0,
         layout,
         tx: [0; MAX_RANKS],
         rx: [0; MAX_RANKS],
@@ -294,6 +306,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
             };
         }
     }
+    let digests = options.checked.then(|| Digests::new(&device, ranks)).transpose()?;
     let lives = group.lives();
     let watchdog = Watchdog::start(words.clone(), rank, lives);
     let communicator = Communicator {
@@ -305,6 +318,10 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
         words,
         state,
         order: device.event(false)?,
+        trace,
+        ranges: Vec::new(),
+        opened: Cache::default(),
+        registered: 0,
         engine: match (gate, layout.chunk > 0 && slowest == Path::PeerWide) {
             (Some(gate), true) => Some(Engine::new(&device, gate)?),
             _ => None,
@@ -315,6 +332,7 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
         reasons: views.into_iter().map(|v| v.err()).collect(),
         slowest,
         options,
+        digests,
         alone,
         early: 0,
         behind_copy: false,

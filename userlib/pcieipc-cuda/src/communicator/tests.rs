@@ -13,7 +13,7 @@ use pcieipc::{
 
 use super::{Communicator, Options, PathChoice, Tensor};
 use crate::{
-    abi::{ARG_EARLY, CODE_ABORTED, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
+    abi::{ARG_EARLY, CODE_ABORTED, CODE_DIFFERENT, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
     choice::Path,
     driver::{
         Device, PeerClaim, Stream,
@@ -251,6 +251,196 @@ fn a_kernel_that_gave_up_because_of_another_names_that_one() {
     assert!(told[0].contains("rank 1"), "{told:?}");
 }
 
+/// Two ranks, as if each were a process.
+fn apart() -> (Arc<World>, Vec<Fake>) {
+    let world = Arc::new(World::default());
+    let devices = (0..2).map(|ordinal| Fake::new(&world, ordinal, WIDE).apart()).collect();
+    (world, devices)
+}
+
+#[test]
+fn registered_memory_is_opened_once_and_closed_before_it_is_given_back() {
+    let (world, devices) = apart();
+    let counts = ranks(
+        devices,
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let device = c.device().clone();
+            let memory = device.alloc(1 << 16).unwrap();
+            let of_mailbox = world.open();
+            assert!(of_mailbox > 0);
+            // SAFETY: given back below, after it is no longer registered.
+            let [first, second] =
+                unsafe { [c.register(memory + 4096, 8192), c.register(memory + 16384, 4096)] }.map(Result::unwrap);
+            // Where the other's tensor is: as far from the start of its memory as here.
+            let range = &c.ranges[0];
+            assert!(range.holds(memory + 4096, 8192) && !range.holds(memory + 4096, 8193) && !range.holds(memory + 4095, 1));
+            let mut table = [0u8; 16];
+            device.read(&mut table, range.table).unwrap();
+            let starts: Vec<u64> = table.chunks(8).map(|b| b.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))).collect();
+            assert_eq!(starts[c.rank()], memory + 4096);
+            assert_eq!(device.about(starts[1 - c.rank()]).unwrap().base + 4096, starts[1 - c.rank()]);
+            assert_eq!(device.about(starts[1 - c.rank()]).unwrap().device, 1 - c.rank() as i32);
+            let counts = world.open();
+            c.deregister(second).unwrap();
+            c.deregister(first).unwrap();
+            assert!(matches!(c.deregister(first), Err(Error::Argument(_))), "twice");
+            // The device in memory refuses this while anybody has it open.
+            device.free(memory).unwrap();
+            c.group().exchange("the test", &[], &[], Duration::from_secs(5)).unwrap();
+            (counts, world.open() == of_mailbox)
+        },
+    );
+    for (now, as_before) in counts {
+        // Each mailbox, and each memory once though two tensors of it are registered.
+        assert_eq!((now, as_before), (4, true));
+    }
+    assert_eq!(world.open(), 0, "mailboxes too");
+}
+
+#[test]
+fn memory_of_several_pieces_is_opened_piece_by_piece_from_where_it_begins() {
+    let (world, devices) = apart();
+    ranks(
+        devices,
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let device = c.device().clone();
+            // More files than one message carries.
+            let (memory, pieces) = device.alloc_pieces(21, 4096).unwrap();
+            // SAFETY: given back below, after it is no longer registered.
+            let made = unsafe { c.register(memory + 4096 + 64, 17 * 4096) }.unwrap();
+            let mut table = [0u8; 16];
+            device.read(&mut table, c.ranges[0].table).unwrap();
+            let other = &table[8 * (1 - c.rank())..][..8];
+            let other = other.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+            // The second piece of the other's memory, and 64 bytes.
+            assert_eq!(device.about(other).unwrap().base + 64, other);
+            c.deregister(made).unwrap();
+            device.unmap(memory, &pieces).unwrap();
+        },
+    );
+    assert_eq!(world.open(), 0);
+}
+
+#[test]
+fn memory_that_can_not_be_shared_is_refused_on_all_ranks_with_the_reason_and_nothing_stays_open() {
+    let (world, devices) = apart();
+    ranks(
+        devices,
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let (device, rank) = (c.device().clone(), c.rank());
+            let plain = device.alloc(8192).unwrap();
+            let pooled = device.alloc_pooled(8192).unwrap();
+            let at_one = |here, there| if rank == 1 { here } else { there };
+            let mut refused = |at, bytes| {
+                // SAFETY: refused.
+                unsafe { c.register(at, bytes) }.unwrap_err()
+            };
+            for (at, bytes, why) in [
+                (at_one(pooled, plain), 4096, "stream-ordered pool"),
+                (at_one(plain + 8, plain), 4096, "aligned to 16 bytes"),
+                (at_one(plain + 4096, plain), 8192, "past the end"),
+                (at_one(16, plain), 4096, "no such memory"),
+            ] {
+                let error = refused(at, bytes);
+                let text = error.to_string();
+                assert!(matches!(error, Error::Argument(_)) && text.contains("rank 1") && text.contains(why), "{text}");
+            }
+            assert!(matches!(refused(plain, at_one(4096, 2048)), Error::Mismatch { .. }));
+            // The others see nothing wrong with an empty one either.
+            assert!(refused(plain, 0).to_string().contains("no memory"));
+            // And the communicator goes on.
+            // SAFETY: given back below.
+            let good = unsafe { c.register(plain, 4096) }.unwrap();
+            c.deregister(good).unwrap();
+            device.free(plain).unwrap();
+        },
+    );
+    assert_eq!(world.open(), 0);
+}
+
+#[test]
+fn a_rank_that_can_not_open_what_was_offered_tells_all() {
+    let world = Arc::new(World::default());
+    let devices = vec![Fake::new(&world, 0, WIDE).apart().closed(), Fake::new(&world, 1, WIDE).apart()];
+    ranks(
+        devices,
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let memory = c.device().alloc(4096).unwrap();
+            // SAFETY: refused.
+            let told = unsafe { c.register(memory, 4096) }.unwrap_err().to_string();
+            assert!(told.contains("rank 0 can not open rank 1's memory") && told.contains("it opens nothing"), "{told}");
+            c.device().free(memory).unwrap();
+        },
+    );
+    assert_eq!(world.open(), 0);
+}
+
+#[test]
+fn registered_memory_is_refused_on_the_host_path() {
+    ranks(
+        two(WIDE),
+        |_| options(PathChoice::Host),
+        |made| {
+            let mut c = made.unwrap();
+            let memory = c.device().alloc(4096).unwrap();
+            // SAFETY: refused.
+            assert!(matches!(unsafe { c.register(memory, 4096) }, Err(Error::Argument(why)) if why.contains("peer memory")));
+        },
+    );
+}
+
+#[test]
+fn long_calls_on_registered_memory_name_its_place_and_short_ones_are_staged() {
+    let (world, devices) = apart();
+    ranks(
+        devices,
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let device = c.device().clone();
+            let bytes = 34u64 << 20;
+            let memory = device.alloc(2 * bytes).unwrap();
+            let tensor = |at: u64, bytes: u64| Tensor { at: memory + at, count: bytes / 4 };
+            let long = 33u64 << 20;
+            let call = |c: &mut Communicator, input, output| {
+                // SAFETY: a device in memory does not look at it.
+                unsafe { c.all_reduce(input, output, Kind::F32, Op::Sum, Stream(1)) }.unwrap();
+                world.last(c.rank() as i32)
+            };
+            let staged = call(&mut c, tensor(0, long), tensor(bytes, long));
+            assert_eq!((staged.input_of, staged.output_of), (0, 0));
+            // SAFETY: given back below.
+            let made = unsafe { [c.register(memory, bytes), c.register(memory + bytes, bytes)] }.map(Result::unwrap);
+            let [first, second] = [0, 1].map(|i| c.ranges[i].table);
+            let direct = call(&mut c, tensor(0, long), tensor(bytes, long));
+            assert_eq!((direct.input_of, direct.output_of), (first, second));
+            let elsewhere = call(&mut c, tensor(16, long), tensor(bytes, long));
+            let in_place = call(&mut c, tensor(0, long), tensor(0, long));
+            assert_eq!((in_place.input_of, in_place.output_of), (first, first));
+            // Ranks that call at different places have different plans.
+            let plans = [direct, elsewhere, in_place, staged].map(|args| args.header[3]);
+            assert!((0..4).all(|i| (0..i).all(|j| plans[i] != plans[j])), "{plans:?}");
+            let short = call(&mut c, tensor(0, 1 << 20), tensor(bytes, 1 << 20));
+            let across = call(&mut c, tensor(bytes - 64, long), tensor(0, long));
+            assert_eq!((short.input_of, across.input_of), (0, 0));
+            made.into_iter().for_each(|made| c.deregister(made).unwrap());
+            let after = call(&mut c, tensor(0, long), tensor(bytes, long));
+            assert_eq!((after.input_of, after.header), (0, staged.header));
+            c.group().exchange("the test", &[], &[], Duration::from_secs(5)).unwrap();
+            device.free(memory).unwrap();
+        },
+    );
+    assert_eq!(world.open(), 0);
+}
+
 #[test]
 fn ranks_that_share_a_device_have_room_on_it_together() {
     let blocks = |devices: &[i32]| {
@@ -294,4 +484,32 @@ fn a_row_of_short_calls_does_not_fill_the_device_with_kernels_that_wait() {
     assert_eq!(early([0, 1], true, PathChoice::Peer), [false; 12], "nothing is gained there");
     assert_eq!(early([0, 0], true, PathChoice::Host), [false; 12], "the other rank needs the room");
     assert_eq!(early([0, 1], false, PathChoice::Host), [false; 12]);
+}
+
+#[test]
+fn a_result_that_is_another_on_one_rank_is_corrupt_and_names_who_differs() {
+    let told = ranks(
+        two(WIDE),
+        |_| Options { checked: true, ..options(PathChoice::Auto) },
+        |made| {
+            let mut c = made.unwrap();
+            let tensor = Tensor { at: c.device().alloc(4096).unwrap(), count: 4 };
+            // SAFETY: a device in memory runs no kernel of ours.
+            unsafe { c.all_reduce(tensor, tensor, Kind::F32, Op::Sum, Stream(1)) }.unwrap();
+            c.group().exchange("the call", &[], &[], Duration::from_secs(5)).unwrap();
+            let verdict =
+                Verdict { code: CODE_DIFFERENT, peer: 1 - c.args.rank, ours: 5, theirs: 6, written: 1, ..Verdict::default() };
+            c.words.pretend(c.rank(), verdict);
+            c.check().unwrap_err()
+        },
+    );
+    for (rank, error) in told.into_iter().enumerate() {
+        assert!(
+            matches!(&error, Error::Corrupt { rank: r, peer, what, .. } if (*r, *peer) == (rank, 1 - rank) && what.contains("0x6")),
+            "{error}"
+        );
+    }
+    let different = |rank| Options { checked: rank == 0, ..options(PathChoice::Auto) };
+    let errors = ranks(two(WIDE), different, |made| made.unwrap_err());
+    assert!(errors.iter().all(|e| matches!(e, Error::Mismatch { .. })), "{errors:?}");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pcieipc::Error;
 
 use crate::{
-    abi::{CODE_CONCURRENT, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
+    abi::{CODE_CONCURRENT, CODE_DIFFERENT, CODE_MISMATCH, CODE_TIMEOUT, Verdict},
     control::{Told, Words},
 };
 
@@ -20,7 +20,7 @@ pub fn of(words: &Words, rank: usize, ranks: usize) -> Option<Error> {
     // What a host told says more than that kernels gave up because of it.
     let told = || (0..ranks).find_map(|by| by_host(words, rank, by));
     match verdict {
-        Some(verdict) if [CODE_TIMEOUT, CODE_MISMATCH, CODE_CONCURRENT].contains(&verdict.code) => {
+        Some(verdict) if [CODE_TIMEOUT, CODE_MISMATCH, CODE_CONCURRENT, CODE_DIFFERENT].contains(&verdict.code) => {
             Some(by_kernel(rank, &verdict))
         }
         Some(verdict) => Some(told().unwrap_or_else(|| by_peer(words, rank, verdict.peer as usize % ranks.max(1)))),
@@ -39,7 +39,7 @@ fn by_host(words: &Words, rank: usize, by: usize) -> Option<Error> {
 /// Another rank's kernels gave up first: their reason, as far as it concerns us.
 fn by_peer(words: &Words, rank: usize, by: usize) -> Error {
     match words.verdict(by) {
-        Some(theirs) if theirs.code == CODE_MISMATCH => {
+        Some(theirs) if [CODE_MISMATCH, CODE_DIFFERENT].contains(&theirs.code) => {
             let turned = Verdict { peer: by as u32, ours: theirs.theirs, theirs: theirs.ours, ..theirs };
             by_kernel(rank, &turned)
         }
@@ -68,6 +68,12 @@ fn by_kernel(rank: usize, verdict: &Verdict) -> Error {
             what: HEADER.get(verdict.header_word as usize).copied().unwrap_or("a call"),
             ours: verdict.ours.to_string(),
             theirs: verdict.theirs.to_string(),
+            endpoint: None,
+        },
+        CODE_DIFFERENT => Error::Corrupt {
+            rank,
+            peer,
+            what: format!("its result of an all-reduce is another (number {:#x}, here {:#x})", verdict.theirs, verdict.ours),
             endpoint: None,
         },
         _ => Error::Argument(

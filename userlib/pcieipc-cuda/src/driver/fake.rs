@@ -4,6 +4,9 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fs::File,
+    io::{Read, Seek, Write},
+    os::fd::{BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -11,7 +14,8 @@ use std::{
 use pcieipc::{Error, Result, reduce::Kind};
 
 use super::{
-    Address, AddressFacts, Device, DeviceFacts, Event, Function, Graph, Handle, Launch, Module, PeerClaim, Stream, refused,
+    Address, AddressFacts, Device, DeviceFacts, Event, Function, Graph, Handle, Launch, Module, PeerClaim, Sharing, Stream,
+    refused,
 };
 use crate::abi::Args;
 
@@ -19,14 +23,33 @@ use crate::abi::Args;
 #[derive(Debug, Default)]
 pub struct World {
     memory: Mutex<BTreeMap<Address, (i32, Vec<u8>)>>,
+    /// How often memory of others is open, by its address: here every process sees it at the same one.
+    open: Mutex<BTreeMap<Address, u32>>,
     /// What each device was last told to run.
     launched: Mutex<HashMap<i32, Args>>,
+    /// Lengths of the pieces of memory that was mapped piece by piece, and memory of pools.
+    pieces: Mutex<HashMap<Address, Vec<u64>>>,
+    pooled: Mutex<Vec<Address>>,
 }
 
 impl World {
+    /// How often memory of others is open now.
+    pub fn open(&self) -> u32 {
+        self.open.lock().unwrap().values().sum()
+    }
     /// What a device was last told to run.
     pub fn last(&self, ordinal: i32) -> Args {
         self.launched.lock().unwrap()[&ordinal]
+    }
+    fn count(&self, at: Address) {
+        *self.open.lock().unwrap().entry(at).or_default() += 1;
+    }
+    fn discount(&self, at: Address) -> Result<()> {
+        match self.open.lock().unwrap().get_mut(&at) {
+            Some(count) if *count > 0 => *count -= 1,
+            _ => return Err(refused("fake close", "it was not open", "")),
+        }
+        Ok(())
     }
 }
 
@@ -38,9 +61,14 @@ pub struct Fake {
     claim: PeerClaim,
     /// Its stores to other devices are lost, whatever is claimed.
     deaf: bool,
+    process: u32,
+    /// It opens nothing of others.
+    closed: bool,
 }
 
 const NAMES: [&str; 3] = ["probe_store", "probe_check", "other"];
+/// More than this is a mailbox.
+const SMALL: usize = 1 << 20;
 
 impl Fake {
     pub fn new(world: &Arc<World>, ordinal: i32, claim: PeerClaim) -> Self {
@@ -55,10 +83,17 @@ impl Fake {
             mig: false,
             host_register: true,
         };
-        Self { world: world.clone(), facts, claim, deaf: false }
+        Self { world: world.clone(), facts, claim, deaf: false, process: std::process::id(), closed: false }
     }
     pub fn deaf(self) -> Self {
         Self { deaf: true, ..self }
+    }
+    /// As if its rank were a process of its own.
+    pub fn apart(self) -> Self {
+        Self { process: 1 << 30 | self.facts.ordinal as u32, ..self }
+    }
+    pub fn closed(self) -> Self {
+        Self { closed: true, ..self }
     }
     pub fn partitioned(mut self) -> Self {
         self.facts.mig = true;
@@ -99,6 +134,9 @@ impl Device for Fake {
     fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
+    fn process(&self) -> u32 {
+        self.process
+    }
     fn claim(&self, _pci: &str) -> Result<PeerClaim> {
         Ok(self.claim)
     }
@@ -112,6 +150,8 @@ impl Device for Fake {
         Ok(at)
     }
     fn free(&self, at: Address) -> Result<()> {
+        let open = self.world.open.lock().unwrap().get(&at).copied().unwrap_or(0);
+        assert_eq!(open, 0, "memory at {at:#x} is freed and another process has it open");
         self.memory().remove(&at).map(drop).ok_or_else(|| refused("fake free", "no such memory", ""))
     }
     fn write(&self, to: Address, from: &[u8]) -> Result<()> {
@@ -127,14 +167,62 @@ impl Device for Fake {
     fn copy(&self, to: Address, from: Address, bytes: u64, _: Stream) -> Result<()> {
         self.put(to, &self.get(from, bytes as usize)?)
     }
-    fn export(&self, _: Address) -> Result<Handle> {
-        Ok([0; 64])
+    fn export(&self, base: Address) -> Result<Handle> {
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&base.to_le_bytes());
+        Ok(handle)
     }
-    fn import(&self, _: &Handle) -> Result<Address> {
-        Err(Error::Argument("ranks of one process open nothing".into()))
+    fn import(&self, handle: &Handle) -> Result<Address> {
+        if self.process == std::process::id() {
+            return Err(Error::Argument("ranks of one process open nothing".into()));
+        }
+        let base = handle[..8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        // Mailboxes are opened in any case.
+        if self.closed && self.world.memory.lock().unwrap().get(&base).is_some_and(|(_, all)| all.len() < SMALL) {
+            return Err(refused("fake import", "it opens nothing", ""));
+        }
+        self.world.count(base);
+        Ok(base)
     }
-    fn release(&self, _: Address) -> Result<()> {
-        Ok(())
+    fn release(&self, at: Address) -> Result<()> {
+        self.world.discount(at)
+    }
+    fn export_file(&self, at: Address) -> Result<OwnedFd> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&at.to_le_bytes()).unwrap();
+        Ok(file.into())
+    }
+    fn map(&self, pieces: &[(BorrowedFd<'_>, u64)]) -> Result<Address> {
+        let start = |file: &BorrowedFd<'_>| {
+            let mut file = File::from(file.try_clone_to_owned().unwrap());
+            let mut at = [0; 8];
+            file.rewind().unwrap();
+            file.read_exact(&mut at).unwrap();
+            u64::from_le_bytes(at)
+        };
+        let first = pieces.first().map_or(0, |(file, _)| start(file));
+        let mut next = first;
+        for (file, bytes) in pieces {
+            assert_eq!(start(file), next, "pieces in their order");
+            next += bytes;
+        }
+        self.world.count(first);
+        Ok(first)
+    }
+    fn alloc_pieces(&self, pieces: usize, bytes: u64) -> Result<(Address, Vec<u64>)> {
+        let sizes = vec![bytes.next_multiple_of(4096); pieces];
+        let at = self.alloc(sizes.iter().sum())?;
+        self.world.pieces.lock().unwrap().insert(at, sizes.clone());
+        Ok((at, sizes))
+    }
+    fn unmap(&self, at: Address, _: &[u64]) -> Result<()> {
+        let own = self.memory().get(&at).is_some_and(|(device, _)| *device == self.facts.ordinal);
+        if own { self.free(at) } else { self.world.discount(at) }
+    }
+    fn alloc_pooled(&self, bytes: u64) -> Result<Address> {
+        let at = self.alloc(bytes)?;
+        self.world.pooled.lock().unwrap().push(at);
+        Ok(at)
     }
     fn reach(&self, _: i32) -> Result<()> {
         Ok(())
@@ -171,7 +259,25 @@ impl Device for Fake {
         }
     }
     fn about(&self, at: Address) -> Result<AddressFacts> {
-        Ok(AddressFacts { buffer_id: at, base: at, bytes: 0, device: self.facts.ordinal, exportable: true })
+        let memory = self.memory();
+        let (base, (device, all)) = memory.range(..=at).next_back().ok_or_else(|| refused("fake about", "no such memory", ""))?;
+        let facts = |base: Address, bytes: u64, sharing| AddressFacts { buffer_id: base, base, bytes, device: *device, sharing };
+        if self.world.pooled.lock().unwrap().contains(base) {
+            return Ok(facts(*base, all.len() as u64, Sharing::No("it comes from a stream-ordered pool")));
+        }
+        if let Some(sizes) = self.world.pieces.lock().unwrap().get(base) {
+            let mut start = *base;
+            for bytes in sizes {
+                if at < start + bytes {
+                    return Ok(facts(start, *bytes, Sharing::File));
+                }
+                start += bytes;
+            }
+        }
+        if at >= base + all.len() as u64 {
+            return Err(refused("fake about", "past the end", ""));
+        }
+        Ok(facts(*base, all.len() as u64, Sharing::Handle))
     }
     fn stream(&self) -> Result<Stream> {
         Ok(Stream(1))

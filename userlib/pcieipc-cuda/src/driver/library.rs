@@ -40,6 +40,33 @@ pub struct IpcHandle {
     pub bytes: [u8; 64],
 }
 
+/// `CUmemLocation` of the driver's header.
+#[repr(C)]
+pub struct Location {
+    /// 1: a device.
+    pub kind: c_int,
+    pub id: c_int,
+}
+
+/// `CUmemAllocationProp` of the driver's header.
+#[repr(C)]
+pub struct AllocationProperties {
+    /// 1: memory that stays where it is.
+    pub kind: c_int,
+    pub handles: c_int,
+    pub location: Location,
+    pub windows: Ptr,
+    pub flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc` of the driver's header.
+#[repr(C)]
+pub struct Access {
+    pub location: Location,
+    /// 1: to read, 3: to read and write.
+    pub flags: c_int,
+}
+
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
         /// The entry points that are used, by the driver's names.
@@ -81,6 +108,18 @@ functions! {
     export = "cuIpcGetMemHandle"(*mut IpcHandle, u64);
     import = "cuIpcOpenMemHandle_v2"(*mut u64, IpcHandle, c_uint);
     release = "cuIpcCloseMemHandle"(u64);
+    granularity = "cuMemGetAllocationGranularity"(*mut usize, *const AllocationProperties, c_uint);
+    create = "cuMemCreate"(*mut u64, usize, *const AllocationProperties, u64);
+    release_piece = "cuMemRelease"(u64);
+    reserve = "cuMemAddressReserve"(*mut u64, usize, usize, u64, u64);
+    unreserve = "cuMemAddressFree"(u64, usize);
+    map = "cuMemMap"(u64, usize, usize, u64, u64);
+    unmap = "cuMemUnmap"(u64, usize);
+    set_access = "cuMemSetAccess"(u64, usize, *const Access, usize);
+    retain_piece = "cuMemRetainAllocationHandle"(*mut u64, Ptr);
+    export_piece = "cuMemExportToShareableHandle"(*mut c_void, u64, c_int, u64);
+    import_piece = "cuMemImportFromShareableHandle"(*mut u64, Ptr, c_int);
+    alloc_pooled = "cuMemAllocAsync"(*mut u64, usize, Ptr);
     register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
     registered = "cuMemHostGetDevicePointer_v2"(*mut u64, *mut c_void, c_uint);
     unregister = "cuMemHostUnregister"(*mut c_void);

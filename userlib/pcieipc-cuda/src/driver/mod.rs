@@ -6,7 +6,11 @@ pub(crate) mod fake;
 mod library;
 mod real;
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
 
 use pcieipc::{Error, Result, reduce::Kind};
 
@@ -56,14 +60,25 @@ pub struct PeerClaim {
 pub struct AddressFacts {
     /// Of its allocation; never used again in this process, unlike addresses.
     pub buffer_id: u64,
-    /// Where the allocation starts.
+    /// Where the allocation starts; of memory that was mapped piece by piece, the piece.
     pub base: Address,
     /// How long it is.
     pub bytes: u64,
     /// The device it lies on.
     pub device: i32,
-    /// Whether it can be exported by a legacy handle.
-    pub exportable: bool,
+    /// How another process can open it.
+    pub sharing: Sharing,
+}
+
+/// How another process can open an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// By a handle of 64 bytes: what was allocated in one piece.
+    Handle,
+    /// By a file: what was created, and mapped piece by piece, with files asked for.
+    File,
+    /// Not at all, and why.
+    No(&'static str),
 }
 
 /// A handle of 64 bytes by which another process opens an allocation.
@@ -123,6 +138,10 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// What it is.
     fn facts(&self) -> &DeviceFacts;
+    /// The process whose addresses these are.
+    fn process(&self) -> u32 {
+        std::process::id()
+    }
     /// What is claimed about reaching the device at a PCI address from this one.
     ///
     /// # Errors
@@ -184,6 +203,31 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `System`.
     fn release(&self, at: Address) -> Result<()>;
+    /// A file of the piece of memory that is mapped at an address, for another process.
+    ///
+    /// # Errors
+    /// `System`.
+    fn export_file(&self, at: Address) -> Result<OwnedFd>;
+    /// Maps pieces of another process, each as long as told, one behind the other, to be read.
+    ///
+    /// # Errors
+    /// `System`.
+    fn map(&self, pieces: &[(BorrowedFd<'_>, u64)]) -> Result<Address>;
+    /// Memory in pieces of at least so many bytes each, which can be exported as files; gives their lengths, too.
+    ///
+    /// # Errors
+    /// `System`.
+    fn alloc_pieces(&self, pieces: usize, bytes: u64) -> Result<(Address, Vec<u64>)>;
+    /// Ends a mapping of pieces; memory of this process is given back.
+    ///
+    /// # Errors
+    /// `System`.
+    fn unmap(&self, at: Address, pieces: &[u64]) -> Result<()>;
+    /// Memory of the device's stream-ordered pool, which [`Device::free`] gives back.
+    ///
+    /// # Errors
+    /// `System`.
+    fn alloc_pooled(&self, bytes: u64) -> Result<Address>;
     /// Lets kernels of this device reach the memory of another one of this process.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 use std::{
     ffi::{CStr, CString, c_int, c_void},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::{NonNull, null, null_mut},
     sync::Arc,
 };
@@ -10,14 +11,17 @@ use std::{
 use pcieipc::{Error, Result};
 
 use super::{
-    Address, AddressFacts, Device, DeviceFacts, Driver, Event, Function, Graph, Handle, Launch, Module, PeerClaim, Stream,
-    library::{IpcHandle, LaunchAttribute, LaunchConfig, Ptr, Status, Symbols, symbols},
+    Address, AddressFacts, Device, DeviceFacts, Driver, Event, Function, Graph, Handle, Launch, Module, PeerClaim, Sharing,
+    Stream,
+    library::{Access, AllocationProperties, IpcHandle, LaunchAttribute, LaunchConfig, Location, Ptr, Status, Symbols, symbols},
     refused,
 };
 use crate::abi::Args;
 
 const NOT_READY: Status = 600;
 const PEER_ALREADY: Status = 704;
+/// The kind of handle that is a file.
+const FILE: c_int = 1;
 
 /// NVIDIA's driver.
 #[derive(Debug, Clone, Copy)]
@@ -155,6 +159,57 @@ impl Context {
         }
         if status == 0 { Ok(()) } else { Err(refused(call, name(self.symbols, status), hint(status))) }
     }
+
+    fn location(&self) -> Location {
+        Location { kind: 1, id: self.facts.ordinal }
+    }
+
+    /// Maps pieces one behind the other, from what `piece` gives a handle for; ends what it began when it fails.
+    fn map_pieces(&self, sizes: &[u64], write: bool, mut piece: impl FnMut(&Symbols, usize) -> (Status, u64)) -> Result<Address> {
+        let total: u64 = sizes.iter().sum();
+        let mut base = 0;
+        // SAFETY: writes one address.
+        self.call("cuMemAddressReserve", |s| unsafe { (s.reserve)(&mut base, total as usize, 0, 0, 0) })?;
+        let mut done = 0;
+        let mapped = sizes.iter().enumerate().try_for_each(|(i, bytes)| {
+            self.call("cuMemMap", |s| {
+                let (status, handle) = piece(s, i);
+                if status != 0 {
+                    return status;
+                }
+                // SAFETY: within the reserved range; a mapping holds its memory, so the handle is not needed behind it.
+                unsafe {
+                    let status = (s.map)(base + done, *bytes as usize, 0, handle, 0);
+                    (s.release_piece)(handle);
+                    status
+                }
+            })?;
+            done += bytes;
+            Ok(())
+        });
+        let access = Access { location: self.location(), flags: if write { 3 } else { 1 } };
+        let allowed = mapped.and_then(|()| {
+            // SAFETY: reads one description; the range is mapped.
+            self.call("cuMemSetAccess", |s| unsafe { (s.set_access)(base, total as usize, &access, 1) })
+        });
+        match allowed {
+            Ok(()) => Ok(base),
+            Err(error) => {
+                let mut at = base;
+                for bytes in sizes {
+                    if at == base + done {
+                        break;
+                    }
+                    // SAFETY: mapped above, and nobody knows of it.
+                    let _ = self.call("cuMemUnmap", |s| unsafe { (s.unmap)(at, *bytes as usize) });
+                    at += bytes;
+                }
+                // SAFETY: reserved above; nothing is mapped in it.
+                let _ = self.call("cuMemAddressFree", |s| unsafe { (s.unreserve)(base, total as usize) });
+                Err(error)
+            }
+        }
+    }
 }
 
 // SAFETY (all blocks below): out-pointers point to locals of the type that the header names; handles were made by this driver
@@ -218,6 +273,66 @@ impl Device for Context {
         // SAFETY: see above the block.
         self.call("cuIpcCloseMemHandle", |s| unsafe { (s.release)(at) })
     }
+    fn export_file(&self, at: Address) -> Result<OwnedFd> {
+        let (mut handle, mut file) = (0, -1);
+        // SAFETY: see above the block.
+        self.call("cuMemRetainAllocationHandle", |s| unsafe { (s.retain_piece)(&mut handle, at as Ptr) })?;
+        self.call("cuMemExportToShareableHandle", |s| {
+            // SAFETY: see above the block; a file's number is an int.
+            unsafe {
+                let status = (s.export_piece)((&raw mut file).cast(), handle, FILE, 0);
+                (s.release_piece)(handle);
+                status
+            }
+        })?;
+        // SAFETY: the driver made the file for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+    fn map(&self, pieces: &[(BorrowedFd<'_>, u64)]) -> Result<Address> {
+        let sizes: Vec<u64> = pieces.iter().map(|(_, bytes)| *bytes).collect();
+        self.map_pieces(&sizes, false, |s, i| {
+            let mut handle = 0;
+            let file = pieces.get(i).map_or(-1, |(file, _)| file.as_raw_fd());
+            // SAFETY: see above the block; the driver takes the number of the file in the place of a pointer.
+            (unsafe { (s.import_piece)(&mut handle, file as isize as Ptr, FILE) }, handle)
+        })
+    }
+    fn alloc_pieces(&self, pieces: usize, bytes: u64) -> Result<(Address, Vec<u64>)> {
+        let properties =
+            AllocationProperties { kind: 1, handles: FILE, location: self.location(), windows: null_mut(), flags: [0; 8] };
+        let mut least = 0;
+        // SAFETY: see above the block.
+        self.call("cuMemGetAllocationGranularity", |s| unsafe { (s.granularity)(&mut least, &properties, 0) })?;
+        let each = bytes.max(1).next_multiple_of(least.max(1) as u64);
+        let sizes = vec![each; pieces];
+        let base = self.map_pieces(&sizes, true, |s, _| {
+            let mut handle = 0;
+            // SAFETY: see above the block.
+            (unsafe { (s.create)(&mut handle, each as usize, &properties, 0) }, handle)
+        })?;
+        Ok((base, sizes))
+    }
+    fn unmap(&self, at: Address, pieces: &[u64]) -> Result<()> {
+        let mut next = at;
+        for bytes in pieces {
+            // SAFETY: see above the block.
+            self.call("cuMemUnmap", |s| unsafe { (s.unmap)(next, *bytes as usize) })?;
+            next += bytes;
+        }
+        // SAFETY: see above the block.
+        self.call("cuMemAddressFree", |s| unsafe { (s.unreserve)(at, (next - at) as usize) })
+    }
+    fn alloc_pooled(&self, bytes: u64) -> Result<Address> {
+        let mut at = 0;
+        // SAFETY: see above the block.
+        self.call("cuMemAllocAsync", |s| unsafe {
+            match (s.alloc_pooled)(&mut at, bytes as usize, null_mut()) {
+                0 => (s.synchronize)(null_mut()),
+                status => status,
+            }
+        })?;
+        Ok(at)
+    }
     fn reach(&self, other: i32) -> Result<()> {
         let mut context = null_mut();
         self.call("cuCtxEnablePeerAccess", |s| {
@@ -275,14 +390,17 @@ impl Device for Context {
         self.call("cuLaunchKernelEx", |s| unsafe { (s.launch)(&config, function.0 as Ptr, parameters.as_mut_ptr(), null_mut()) })
     }
     fn about(&self, at: Address) -> Result<AddressFacts> {
-        let (mut buffer_id, mut device, mut legacy, mut base, mut bytes) = (0u64, 0i32, 0i32, 0, 0);
+        let (mut buffer_id, mut device, mut legacy, mut handles, mut pool) = (0u64, 0i32, 0i32, 0u64, 0u64);
+        let (mut base, mut bytes) = (0u64, 0usize);
         self.call("cuPointerGetAttribute", |s| {
-            // SAFETY: see above the block; attributes 7, 9 and 10 are a u64, an int and an int.
+            // SAFETY: see above the block; attributes 7, 9, 10, 14 and 17 are a u64, an int, an int, a mask and a pointer.
             unsafe {
                 [
                     (s.pointer)((&raw mut buffer_id).cast(), 7, at),
                     (s.pointer)((&raw mut device).cast(), 9, at),
                     (s.pointer)((&raw mut legacy).cast(), 10, at),
+                    (s.pointer)((&raw mut handles).cast(), 14, at),
+                    (s.pointer)((&raw mut pool).cast(), 17, at),
                     (s.range)(&mut base, &mut bytes, at),
                 ]
             }
@@ -290,7 +408,31 @@ impl Device for Context {
             .find(|status| *status != 0)
             .unwrap_or(0)
         })?;
-        Ok(AddressFacts { buffer_id, base, bytes: bytes as u64, device, exportable: legacy != 0 })
+        let sharing = match (legacy != 0, pool != 0, handles & FILE as u64 != 0) {
+            (true, ..) => Sharing::Handle,
+            (_, true, _) => Sharing::No(
+                "it comes from a stream-ordered pool (cuMemAllocAsync), whose memory is not exported; allocate it with cuMemAlloc or \
+                 as pieces that can be exported as files",
+            ),
+            (.., true) => {
+                // The range of such memory may be all that was reserved: what counts is the piece that is mapped here.
+                self.call("cuPointerGetAttribute", |s| {
+                    // SAFETY: see above the block; attributes 19 and 18 are an address and a size.
+                    unsafe {
+                        match (s.pointer)((&raw mut base).cast(), 19, at) {
+                            0 => (s.pointer)((&raw mut bytes).cast(), 18, at),
+                            status => status,
+                        }
+                    }
+                })?;
+                Sharing::File
+            }
+            _ => Sharing::No(
+                "its allocation asked for no handle that another process can open; create it with files asked for \
+                 (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)",
+            ),
+        };
+        Ok(AddressFacts { buffer_id, base, bytes: bytes as u64, device, sharing })
     }
     fn stream(&self) -> Result<Stream> {
         let mut stream = null_mut();

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // The kernels' protocol run by threads of a processor, with delays at random. Prints `ok` and the number of calls.
 //
-// threads SEED CALLS [late|short|dead|engine|shares]
+// threads SEED CALLS [late|short|dead|engine|shares|direct|trace]
 //   late   one rank starts each call late
 //   short  one rank calls with another length: all must answer Mismatch or Aborted
 //   dead   one rank does not call: the others must answer Timeout or Aborted
 //   engine  only calls that copy engines serve, of more than their staging
 //   shares  only two-shot calls, of three to five ranks of which one lags
+//   direct  only calls of registered tensors, of two to five ranks of which one lags
+//   trace   short calls; prints what each call was and its steps (a build with PCIEIPC_TRACE)
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -17,12 +19,14 @@
 #include <thread>
 #include <vector>
 
+#include "direct.h"
 #include "engine.h"
 #include "flow.h"
 #include "shares.h"
 
 namespace pcieipc {
 thread_local u64 random_state = 1;
+u64 step_clock = 1;
 thread_local u64 pause_seldom = 4096;  // a thread sleeps at one of so many looks
 static u64 random_word() {
   random_state ^= random_state << 13; random_state ^= random_state >> 7; random_state ^= random_state << 17;
@@ -61,7 +65,7 @@ struct Barrier {
     if (wait) changed.wait(held, [&] { return turn != now; });
   }
 };
-struct Block { Barrier barriers[16]; StreamShared shared; FlowShared flow; SharesShared shares; };
+struct Block { Barrier barriers[16]; StreamShared shared; FlowShared flow; SharesShared shares; DirectShared direct; };
 
 // A thread of a block, in the place of `Gpu`.
 struct Host {
@@ -84,11 +88,15 @@ struct Rank {
   State state;
   std::vector<u8> mailbox;
   std::vector<Element> input, output;
+  std::vector<u8> trace;
   Block blocks[BLOCKS];
 };
 
-enum Kernel { PAIR_TWO, PAIR_MANY, WHOLE_TWO, WHOLE_MANY, FLOW_TWO, WIDE_TWO, STREAM_TWO, STREAM_MANY, ENGINE_TWO, SHARES_MANY, KERNELS };
-static bool for_many(Kernel k) { return k == PAIR_MANY || k == WHOLE_MANY || k == STREAM_MANY || k == SHARES_MANY; }
+enum Kernel { PAIR_TWO, PAIR_MANY, WHOLE_TWO, WHOLE_MANY, FLOW_TWO, WIDE_TWO, STREAM_TWO, STREAM_MANY, ENGINE_TWO, SHARES_MANY, DIRECT_MANY, KERNELS };
+// The names of the kernels whose plans these realise.
+static const char* const NAMES[KERNELS] = {"pair_sum_two_u2", "pair_any_many_u1", "whole_sum_two_u2", "whole_any_many_u1", "pair_flow_sum_two_p4u2",
+    "whole_wide_sum_two_u1", "stream_sum_two_u4", "stream_any_many_u1", "engine_sum_two_u4", "shares_any_many_u1", "direct_any_many_u1"};
+static bool for_many(Kernel k) { return k == PAIR_MANY || k == WHOLE_MANY || k == STREAM_MANY || k == SHARES_MANY || k == DIRECT_MANY; }
 
 static void run(Host t, const Args& a, Kernel kernel) {
   switch (kernel) {
@@ -100,6 +108,7 @@ static void run(Host t, const Args& a, Kernel kernel) {
     case WIDE_TWO: return oneshot_lines<Element, true, Whole, 2, 1, true>(t, a);
     case ENGINE_TWO: return engine_stream<Element, true, 2>(t, a, t.of->shared);
     case SHARES_MANY: return shares_stream<Element, false, 2>(t, a, t.of->shares);
+    case DIRECT_MANY: return direct_reads<Element, false, 2>(t, a, t.of->direct);
     case STREAM_TWO: return oneshot_stream<Element, true, 2, 2>(t, a, t.of->shared);
     default: return oneshot_stream<Element, false, 0, 1>(t, a, t.of->shared);
   }
@@ -118,9 +127,14 @@ static void copy_engine(const Args& a) {
     }
     u64 i = j * chunk > a.prefix ? j * chunk : a.prefix;
     u8* to = staging_of(a.tx[1 - a.rank], a.layout, 1 - a.rank, a.rank);
-    for (; i < whole && i < (j + 1) * chunk; i += 16) store_line(to + i % (2 * chunk), load_passing16(a.in + i));
+    for (; i < whole && i < (j + 1) * chunk; i += 16) {
+      step(a, STEP_SEND, 1 - a.rank, a.state->engine_epoch, i, to + i % (2 * chunk), a.tx[1 - a.rank]);
+      store_line(to + i % (2 * chunk), load_passing16(a.in + i));
+    }
   }
 }
+
+constexpr u32 ROOM = 1 << 16;
 
 int main(int argc, char** argv) {
   const u64 seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
@@ -129,7 +143,8 @@ int main(int argc, char** argv) {
   random_state = seed * 0x9e3779b97f4a7c15ull | 1;
   Control control;
   std::memset(&control, 0, sizeof control);
-  const u32 ranks = mode == "shares" ? 3 + (u32)(seed % 3) : mode == "" && seed % 3 == 0 ? 3 : 2;
+  const bool traced = mode == "trace";
+  const u32 ranks = mode == "shares" ? 3 + (u32)(seed % 3) : traced || mode == "direct" ? 2 + (u32)(seed % 4) : mode == "" && seed % 3 == 0 ? 3 : 2;
   for (u32 r = 0; r < ranks; r++) control.deadline_ns[r] = 60000000000ull;
   Layout layout;
   std::memset(&layout, 0, sizeof layout);
@@ -150,6 +165,11 @@ int main(int argc, char** argv) {
     for (u64 part = 0; part < 2 * (ranks - 1); part++)
       for (u64 i = 0; i < layout.lines_bytes; i += 16) std::memcpy(&rank.mailbox[part * layout.sender + layout.lines + i], empty, 16);
     for (u64 i = 0; i < (ranks - 1) * 2 * layout.chunk; i += 16) std::memcpy(&rank.mailbox[layout.staging + i], empty, 16);
+    if (traced) {
+      rank.trace.assign(sizeof(Trace) + ROOM * sizeof(Step), 0);
+      rank.state.trace = (Trace*)rank.trace.data();
+      rank.state.trace->room = ROOM;
+    }
   }
   u32 failures = 0;
   for (u32 call = 0; call < calls && failures == 0; call++) {
@@ -158,7 +178,8 @@ int main(int argc, char** argv) {
     do kernel = (Kernel)(random_word() % KERNELS); while (!two && !for_many(kernel));
     if (mode == "engine") kernel = ENGINE_TWO;
     if (mode == "shares") kernel = SHARES_MANY;
-    const u32 most = kernel >= STREAM_TWO ? 20000 : 2000;
+    if (mode == "direct") kernel = DIRECT_MANY;
+    const u32 most = traced && kernel == ENGINE_TWO ? 4000 : traced ? 1500 : kernel >= STREAM_TWO ? 20000 : 2000;
     // With copy engines alone every call uses its places of the staging again: more than two chunks.
     const u32 least = mode == "engine" ? 2 * (u32)layout.chunk / sizeof(Element) : 0;
     u32 count = least + (u32)(random_word() % (most - least));
@@ -177,16 +198,23 @@ int main(int argc, char** argv) {
       for (auto& e : rank.input) e = (int)(random_word() % 2000) - 1000;
     }
     std::vector<Args> args(ranks);
+    std::vector<u64> inputs(MAX_RANKS), outputs(MAX_RANKS);
     const u64 prefix = random_word() % 3 * 512;
     std::vector<std::thread> threads;
     std::vector<Block*> all_blocks;
     for (auto& rank : all) all_blocks.push_back(rank.blocks);
     for (u32 r = 0; r < ranks; r++) {
+      // In place, as below.
+      if (call % 3 == 2) all[r].output = all[r].input;
+      outputs[r] = (u64)all[r].output.data();
+      inputs[r] = call % 3 == 2 ? outputs[r] : (u64)all[r].input.data();
+    }
+    for (u32 r = 0; r < ranks; r++) {
       Args& a = args[r];
       std::memset(&a, 0, sizeof a);
+      a.in_of = inputs.data(); a.out_of = outputs.data();
       a.state = &all[r].state; a.control = &control;
       // Every third call is in place.
-      if (call % 3 == 2) all[r].output = all[r].input;
       a.out = (u8*)all[r].output.data(); a.in = call % 3 == 2 ? a.out : (const u8*)all[r].input.data();
       a.bytes = (differs && r == 1 ? count / 2 : count) * sizeof(Element);
       a.rank = r; a.ranks = ranks; a.op = op; a.flags = ARG_ALIGNED; a.layout = layout;
@@ -196,7 +224,7 @@ int main(int argc, char** argv) {
       std::memcpy(a.empty, empty, 16);
       for (u32 j = 0; j < ranks; j++) { a.tx[j] = all[j].mailbox.data(); a.rx[j] = all[r].mailbox.data(); }
       if (r == absent) continue;
-      const u32 data = kernel == SHARES_MANY ? 2 + 4 + 4 : kernel >= STREAM_TWO ? 2 + 2 + 3 : 3;
+      const u32 data = kernel == SHARES_MANY ? 2 + 4 + 4 : kernel == DIRECT_MANY ? 2 + 4 : kernel >= STREAM_TWO ? 2 + 2 + 3 : 3;
       if (kernel == ENGINE_TWO && r != absent) {
         const u64 own = random_word() | 1;
         threads.emplace_back([=, &a] {
@@ -226,7 +254,7 @@ int main(int argc, char** argv) {
         continue;
       }
       const u64 comes_late = mode == "late" && r == call % ranks ? random_word() % 3000 : 0;
-      const u64 seldom = mode == "shares" && r == call % ranks ? 128 : 4096;
+      const u64 seldom = (mode == "shares" || mode == "direct") && r == call % ranks ? 128 : 4096;
       for (u32 b = 0; b < BLOCKS; b++)
         for (u32 i = 0; i <= data; i++) {
           const u64 own = random_word() | 1;
@@ -241,6 +269,18 @@ int main(int argc, char** argv) {
         }
     }
     for (auto& t : threads) t.join();
+    if (traced) {
+      std::printf("call %s %u %llu %u %u %llu %d\n", NAMES[kernel], ranks, args[0].bytes, BLOCKS, args[0].piece, args[0].prefix, args[0].in == args[0].out);
+      for (u32 r = 0; r < ranks; r++) {
+        Trace* trace = all[r].state.trace;
+        std::printf("rank %u %u\n", r, trace->next);
+        for (u32 i = 0; i < trace->next && i < ROOM; i++) {
+          const Step& s = trace->steps[i];
+          std::printf("%u %u %u %u %llu %llu %llu\n", s.verb, s.peer, s.epoch, s.bytes, s.at, s.place, s.time);
+        }
+        trace->next = 0;
+      }
+    }
     for (u32 r = 0; r < ranks; r++) {
       const u32 dead = all[r].state.dead;
       if (absent < ranks || differs) {

@@ -10,7 +10,12 @@ use pcieipc::{
     Error,
     reduce::{Kind, Op},
 };
-use pcieipc_cuda::{Communicator, Tensor, driver::Stream};
+use pcieipc_cuda::{
+    Communicator, Tensor,
+    choice::{Choice, candidates, choose_registered},
+    driver::{Address, Stream},
+    trace,
+};
 
 use super::{
     crew::Crew,
@@ -69,13 +74,27 @@ impl Trials {
 
     pub fn run(&mut self, c: &mut Box<Communicator>, trial: Trial) -> Result<Answer, Failure> {
         match trial {
-            Trial::Lengths { bytes, kind: name, op, shift } => {
-                let op =
-                    Op::ALL.into_iter().find(|o| o.name() == op).ok_or_else(|| Failure::Use(format!("no operation {op}")))?;
-                self.lengths(c, bytes, kind(&name)?, op, shift)
-            }
+            Trial::Lengths { bytes, kind: name, op, shift } => self.lengths(c, bytes, kind(&name)?, self::op(&op)?, shift),
             Trial::Many { calls, bytes, kind: name } => self.many(c, calls, bytes, kind(&name)?),
             Trial::Graphs { bytes } => self.graphs(c, bytes),
+            Trial::Registered { bytes, kind: name, memory, in_place } => {
+                self.registered(c, bytes, kind(&name)?, &memory, in_place)
+            }
+            Trial::Elsewhere => self.elsewhere(c),
+            Trial::Spoiled => {
+                let stream = self.stream(0)?;
+                let memory = self.ground.device.alloc(1 << 16)?;
+                let tensor = Tensor { at: memory, count: 5000 };
+                // SAFETY: the memory lives until the end of this function, after the wait.
+                let called = unsafe { c.all_reduce(tensor, tensor, Kind::F32, Op::Sum, stream) };
+                let told = called.and_then(|()| c.wait(stream));
+                self.ground.device.free(memory)?;
+                told_as(told, Duration::ZERO)
+            }
+            Trial::Steps { bytes, kind: name, op: op_name, in_place, candidate, registered, file } => {
+                let what = Traced { bytes, kind: kind(&name)?, op: op(&op_name)?, in_place, candidate, registered };
+                self.steps(c, &what, &file)
+            }
             Trial::One { bytes, kind: name, in_place } => self.one(c, bytes, kind(&name)?, in_place),
             Trial::Die { rank, bytes } => self.fails(c, bytes, Duration::ZERO, |c, me| {
                 if me == rank {
@@ -273,6 +292,154 @@ impl Trials {
         Ok(answer)
     }
 
+    /// Memory of a kind, with room for two tensors, at the end of which the other ranks must not look.
+    fn memory(&self, bytes: u64, memory: &str) -> Result<(Address, Vec<u64>), Failure> {
+        let device = &self.ground.device;
+        match memory {
+            "plain" => Ok((device.alloc(bytes)?, Vec::new())),
+            "pool" => Ok((device.alloc_pooled(bytes)?, Vec::new())),
+            "pieces" => Ok(device.alloc_pieces(11, bytes.div_ceil(11))?),
+            other => Err(Failure::Use(format!("there is no memory {other}"))),
+        }
+    }
+
+    /// Calls on registered memory, eager and as replays; then a graph that was captured before it was registered; then without it.
+    fn registered(
+        &mut self,
+        c: &mut Communicator,
+        bytes: u64,
+        kind: Kind,
+        memory: &str,
+        in_place: bool,
+    ) -> Result<Answer, Failure> {
+        let (device, stream) = (self.ground.device.clone(), self.stream(0)?);
+        let (count, room) = (bytes / kind.size() as u64, bytes.next_multiple_of(256));
+        let mut answer = Answer::default();
+        let (base, pieces) = self.memory(2 * room + 8192, memory)?;
+        // Neither begins where its allocation begins.
+        let (input, output) = (base + 4096 + 48, if in_place { base + 4096 + 48 } else { base + 4096 + 48 + room });
+        let tensor = |at| Tensor { at, count };
+        // SAFETY: the memory is given back at the end of this function, when it is no longer registered.
+        let made = match unsafe { c.register(base + 4096, 2 * room + 64) } {
+            Ok(made) => made,
+            Err(error) => {
+                device.free(base)?;
+                return Ok(Answer { text: error.to_string(), ..answer });
+            }
+        };
+        if choose_registered(c.setting(), bytes, Op::Sum).is_none() {
+            return Err(Failure::Use(format!("{bytes} bytes are too short to be read where they lie")));
+        }
+        let mut check =
+            |c: &mut Communicator, seed: u64, op: Op, call: &mut dyn FnMut(&mut Communicator) -> pcieipc::Result<()>| {
+                let sources: Vec<Vec<u8>> =
+                    (0..c.ranks() as u64).map(|r| fill(kind, count as usize, seed * 100 + r + 1)).collect();
+                device.fill(base + 4096, POISON, (2 * room + 64) / 4, Stream(0))?;
+                device.synchronize(Stream(0))?;
+                device.write(input, &sources[c.rank()])?;
+                call(c)?;
+                c.wait(stream)?;
+                let mut got = vec![0u8; bytes as usize];
+                device.read(&mut got, output)?;
+                let right = reduced(kind, op, &sources);
+                answer.wrong += got.chunks(kind.size()).zip(right.chunks(kind.size())).filter(|(a, b)| a != b).count() as u64;
+                answer.compared = Some(answer.compared.unwrap_or(0) + count);
+                Ok::<(), Failure>(())
+            };
+        for (seed, op) in Op::ALL.into_iter().enumerate().flat_map(|(i, op)| [(i as u64, op), (i as u64 + 10, op)]) {
+            // SAFETY: as above; every call is waited for.
+            check(c, seed, op, &mut |c| unsafe { c.all_reduce(tensor(input), tensor(output), kind, op, stream) })?;
+        }
+        c.deregister(made)?;
+        // Captured now, it is staged for good.
+        device.begin_capture(stream)?;
+        // SAFETY: as above; the graphs are destroyed before the memory is given back.
+        let captured = unsafe { c.all_reduce(tensor(input), tensor(output), kind, Op::Sum, stream) };
+        let staged = device.end_capture(stream)?;
+        captured?;
+        // SAFETY: as above.
+        let made = unsafe { c.register(base + 4096, 2 * room + 64) }?;
+        for seed in 20..23 {
+            check(c, seed, Op::Sum, &mut |_| device.replay(staged, stream))?;
+        }
+        device.forget(staged)?;
+        c.deregister(made)?;
+        // SAFETY: as above.
+        check(c, 30, Op::Sum, &mut |c| unsafe { c.all_reduce(tensor(input), tensor(output), kind, Op::Sum, stream) })?;
+        // Last, since registered memory that a graph reads stays registered as long as the communicator: it is never given back here.
+        // SAFETY: as said.
+        let made = unsafe { c.register(base + 4096, 2 * room + 64) }?;
+        device.begin_capture(stream)?;
+        // SAFETY: as said.
+        let captured = unsafe { c.all_reduce(tensor(input), tensor(output), kind, Op::Sum, stream) };
+        let direct = device.end_capture(stream)?;
+        captured?;
+        for seed in 40..43 {
+            check(c, seed, Op::Sum, &mut |_| device.replay(direct, stream))?;
+        }
+        if c.deregister(made).is_ok() {
+            answer.wrong += 1;
+            answer.text = "memory that a graph reads was no longer registered".into();
+        }
+        let _ = pieces;
+        Ok(answer)
+    }
+
+    /// Each rank calls at another place of its registered memory.
+    fn elsewhere(&mut self, c: &mut Communicator) -> Result<Answer, Failure> {
+        let stream = self.stream(0)?;
+        let bytes = 40u64 << 20;
+        let memory = self.ground.device.alloc(bytes + (1 << 20))?;
+        // SAFETY: the memory is not given back.
+        let told = unsafe {
+            c.register(memory, bytes + (1 << 20))?;
+            let tensor = Tensor { at: memory + 256 * c.rank() as u64, count: bytes / 4 };
+            c.all_reduce(tensor, tensor, Kind::F32, Op::Sum, stream)
+        };
+        told_as(told.and_then(|()| c.wait(stream)), Duration::ZERO)
+    }
+
+    /// One call whose steps are compared with its plan; all of them go to a file, for the comparison between ranks.
+    fn steps(&mut self, c: &mut Communicator, what: &Traced, file: &std::path::Path) -> Result<Answer, Failure> {
+        let (device, stream) = (self.ground.device.clone(), self.stream(0)?);
+        let room = what.bytes.next_multiple_of(256).max(256);
+        let memory = device.alloc(2 * room)?;
+        let (input, output) = (memory, if what.in_place { memory } else { memory + room });
+        // SAFETY: the memory is given back at the end of this function, when it is no longer registered and the call is over.
+        let made = if what.registered { Some(unsafe { c.register(memory, 2 * room) }?) } else { None };
+        let choice = match what.candidate {
+            Some(candidate) => {
+                let all = candidates(c.setting(), what.bytes);
+                all[candidate % all.len()]
+            }
+            // As for a long tensor, of which there are more steps than can be recorded, with short tiles.
+            None if what.registered => choose_registered(c.setting(), 64 << 20, what.op)
+                .map(|long| Choice { tile: 4096, ..long })
+                .ok_or_else(|| Failure::Use("registered memory is read over peer memory only".into()))?,
+            None => c.choice(what.bytes, what.op, what.in_place),
+        };
+        c.steps()?;
+        // SAFETY: as above.
+        unsafe { c.launch(input, output, what.bytes, what.kind, what.op, &choice, stream) }?;
+        c.wait(stream)?;
+        let steps = c.steps()?.ok_or_else(|| Failure::Use("these kernels do not trace".into()))?;
+        if let Some(made) = made {
+            c.deregister(made)?;
+        }
+        device.free(memory)?;
+        let call = trace::Call { choice: &choice, ranks: c.ranks(), bytes: what.bytes, in_place: what.in_place };
+        let compared = trace::compare(call, c.rank(), &steps);
+        let text = serde_json::to_vec(
+            &steps.iter().map(|s| (s.verb, s.peer, s.epoch, s.bytes, s.at, s.place, s.time)).collect::<Vec<_>>(),
+        );
+        let text = text.map_err(|e| Failure::Run(e.to_string()))?;
+        std::fs::write(file.with_extension(c.rank().to_string()), text).map_err(|e| Failure::Run(e.to_string()))?;
+        let wrong = u64::from(compared.is_err());
+        let text =
+            format!("{choice}, {} bytes: {}", what.bytes, compared.err().unwrap_or_else(|| format!("{} steps", steps.len())));
+        Ok(Answer { compared: Some(steps.len() as u64), wrong, text, ..Answer::default() })
+    }
+
     /// Calls until something fails; tells what, and after how long.
     fn fails(
         &mut self,
@@ -339,6 +506,20 @@ impl Trials {
     }
 }
 
+/// A call to trace.
+struct Traced {
+    bytes: u64,
+    kind: Kind,
+    op: Op,
+    in_place: bool,
+    candidate: Option<usize>,
+    registered: bool,
+}
+
+fn op(name: &str) -> Result<Op, Failure> {
+    Op::ALL.into_iter().find(|o| o.name() == name).ok_or_else(|| Failure::Use(format!("no operation {name}")))
+}
+
 fn told_as(told: Result<(), Error>, took: Duration) -> Result<Answer, Failure> {
     let text = match told {
         Ok(()) => "no error".to_owned(),
@@ -354,6 +535,7 @@ fn error_name(error: &Error) -> &'static str {
         Error::Mismatch { .. } => "Mismatch",
         Error::Aborted { .. } => "Aborted",
         Error::Argument(_) => "Argument",
+        Error::Corrupt { .. } => "Corrupt",
         Error::System { .. } => "System",
         _ => "other",
     }
@@ -440,17 +622,52 @@ impl Check {
             for (bytes, in_place) in long.iter().flat_map(|bytes| [(*bytes, false), (*bytes, true)]) {
                 value(&mut crew, Trial::One { bytes, kind: "bf16".into(), in_place });
             }
+            if self.path == "peer" {
+                // Just longer than lines serve, with a last line that is not whole.
+                let bytes = if self.ranks > 2 { (1 << 20) + 6 } else { (34 << 20) + 6 };
+                for (memory, kind, in_place) in
+                    [("plain", "bf16", false), ("plain", "bf16", true), ("pieces", "bf16", false), ("pieces", "u8", true)]
+                {
+                    let trial = Trial::Registered { bytes, kind: kind.into(), memory: memory.into(), in_place };
+                    value(&mut crew, trial);
+                }
+            }
             if self.huge {
                 value(&mut crew, Trial::One { bytes: 2 << 30, kind: "bf16".into(), in_place: false });
             }
+            if self.path == "peer" {
+                let trial = Trial::Registered { bytes: 4096, kind: "bf16".into(), memory: "pool".into(), in_place: false };
+                let answers = crew.ask(&Order::Check(trial), wait);
+                let refused = |a: &Answer| a.error.is_none() && a.compared.is_none() && a.text.contains("stream-ordered pool");
+                let told = answers.iter().map(|a| a.error.as_deref().unwrap_or(&a.text)).collect::<Vec<_>>().join(" | ");
+                judge("memory of a pool is refused with the reason".into(), answers.iter().all(refused), told);
+            }
             crew.quit();
+        }
+        if self.making.checked {
+            // One rank's kernels store a wrong word: all must be told.
+            let directory = place.path().join("spoiled");
+            std::fs::create_dir_all(&directory).map_err(|e| Failure::Run(e.to_string()))?;
+            let (ranks, path, making) = (self.ranks, self.path.as_str(), self.making);
+            let team = Team { side: "ours", ranks, path, kinds: "f32", largest: 1 << 20, making };
+            let mut commands = team.workers(&directory)?;
+            for command in &mut commands {
+                command.env("PCIEIPC_KERNEL_DEFINES", "PCIEIPC_SPOIL");
+            }
+            let answers = Crew::start(commands)?.ask(&Order::Check(Trial::Spoiled), Duration::from_secs(120));
+            let texts: Vec<&str> = answers.iter().map(|a| a.error.as_deref().unwrap_or(&a.text)).collect();
+            let good = answers.iter().all(|a| a.error.is_none() && a.text.starts_with("Corrupt"));
+            judge("a result that is another on one rank".into(), good, texts.join(" | "));
         }
         if self.brief {
             println!("{passed} passed, {failed} failed in {:.1?} ({} ranks, path {})", begun.elapsed(), self.ranks, self.path);
             return Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        let peer = self.path == "peer";
         let last = self.ranks - 1;
         let (short, long) = (4 << 20, 48 << 20);
+        let elsewhere =
+            peer.then_some(("calls at different places of registered memory", Trial::Elsewhere, &["Mismatch", "Aborted"][..]));
         let expected: [(&str, Trial, &[&str]); 7] = [
             ("a killed peer", Trial::Die { rank: last, bytes: short }, &["PeerDied"]),
             ("a killed peer of long calls", Trial::Die { rank: last, bytes: long }, &["PeerDied"]),
@@ -460,7 +677,7 @@ impl Check {
             ("different lengths", Trial::Differ, &["Mismatch"]),
             ("two calls at once", Trial::AtOnce, &["Argument", "Aborted"]),
         ];
-        for (name, trial, errors) in expected {
+        for (name, trial, errors) in expected.into_iter().chain(elsewhere) {
             let mut crew = start(&name.replace(' ', "-"), "f32,i32")?;
             let dies = matches!(trial, Trial::Die { .. });
             let answers = crew.ask(&Order::Check(trial), Duration::from_secs(60));

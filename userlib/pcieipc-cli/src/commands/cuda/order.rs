@@ -53,6 +53,22 @@ pub enum Trial {
     Graphs { bytes: u64 },
     /// One tensor.
     One { bytes: u64, kind: String, in_place: bool },
+    /// Registered memory of a kind (`plain`, `pieces` or `pool`): calls on it, also in a graph, until it is no longer registered; or why not.
+    Registered { bytes: u64, kind: String, memory: String, in_place: bool },
+    /// Two calls of kernels of which one rank's stores a wrong word: short ones.
+    Spoiled,
+    /// Ranks call at different places of registered memory.
+    Elsewhere,
+    /// The steps of one call, of a build of the kernels that traces, against the plan; writes them to `file`, followed by the rank.
+    Steps {
+        bytes: u64,
+        kind: String,
+        op: String,
+        in_place: bool,
+        candidate: Option<usize>,
+        registered: bool,
+        file: std::path::PathBuf,
+    },
     /// This rank ends its process in the middle of calls of `bytes`; the others tell what they got.
     Die { rank: usize, bytes: u64 },
     /// Ranks call with different lengths.

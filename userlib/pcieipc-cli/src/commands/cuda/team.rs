@@ -18,6 +18,9 @@ pub struct Making {
     /// No kernel is made resident before the one before it is done
     #[arg(long)]
     pub no_overlap: bool,
+    /// After every call all ranks compare their results
+    #[arg(long)]
+    pub checked: bool,
     /// How long a call waits for the others
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = humantime::parse_duration)]
     pub deadline: Duration,
@@ -54,6 +57,9 @@ impl Team<'_> {
             if self.making.no_overlap {
                 command.arg("--no-overlap");
             }
+            if self.making.checked {
+                command.arg("--checked");
+            }
             command.arg("--directory").arg(directory);
             command
         };
@@ -87,7 +93,8 @@ mod tests {
 
     #[test]
     fn a_worker_understands_all_that_it_is_started_with() {
-        let making = Making { staging: 64 << 20, blocks: 5, no_overlap: true, deadline: Duration::from_millis(2500) };
+        let making =
+            Making { staging: 64 << 20, blocks: 5, no_overlap: true, checked: true, deadline: Duration::from_millis(2500) };
         let team = Team { side: "ours", ranks: 3, path: "device", kinds: "f32,u8", largest: 77, making };
         let commands = team.workers(Path::new("/a place")).unwrap();
         assert_eq!(commands.len(), 3);
@@ -97,6 +104,7 @@ mod tests {
             assert_eq!((worker.side.as_str(), worker.rank, worker.ranks), ("ours", rank, 3));
             assert_eq!((worker.path.as_str(), worker.kinds.as_str(), worker.largest), ("device", "f32,u8", 77));
             assert_eq!((worker.making.staging, worker.making.blocks, worker.making.no_overlap), (64 << 20, 5, true));
+            assert!(worker.making.checked);
             assert_eq!(worker.making.deadline, Duration::from_millis(2500));
             assert_eq!(worker.directory, Path::new("/a place"));
         }

@@ -77,8 +77,8 @@ impl Worker {
             other => return Err(Failure::Use(format!("there is no path {other}"))),
         };
         let kinds = self.kinds.split(',').map(kind).collect::<Result<Vec<_>, _>>()?;
-        let Making { staging, blocks, no_overlap, deadline } = self.making;
-        let options = Options { path, kinds, deadline, staging, blocks, overlap: !no_overlap, ..Options::default() };
+        let Making { staging, blocks, no_overlap, checked, deadline } = self.making;
+        let options = Options { path, kinds, deadline, staging, blocks, overlap: !no_overlap, checked, ..Options::default() };
         let ground = Ground {
             device: device.clone(),
             options: options.clone(),
