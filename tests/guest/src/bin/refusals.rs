@@ -3,18 +3,18 @@
 
 use std::{
     fs::OpenOptions,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     process::ExitCode,
 };
 
 use guest::{
     abi::*,
-    call::{Record, number, raw, request},
+    call::{Record, call, number, raw, request},
     forms::{Fence, Form, forms},
     ktap, machine,
     mapping::{Mapping, PAGE, READ_WRITE},
     promises,
-    session::{Export, Node, Session},
+    session::{Export, Node, Session, export},
 };
 use nix::{
     errno::Errno,
@@ -301,47 +301,93 @@ fn copies_outside_their_channels_are_refused() {
     session.node.get(number::COPY, good);
 }
 
-fn mappings_allow_what_the_side_may_do_and_no_more() {
-    let session = Session::nth(0);
-    let channel = session.create(2 * PAGE as u64, 0).unwrap();
-    let export = channel.export().unwrap();
-    let (made, info) = (channel.made, export.info().unwrap());
-    let reader = session.node.as_fd();
-    let read_only = [
-        ("reader's data", reader, made.data_offset, 2 * PAGE),
-        ("reader's tail", reader, made.tail_offset, PAGE),
-        ("reader's status", reader, session.attached.status_offset, PAGE),
-        ("writer's head", export.as_fd(), info.head_offset, PAGE),
-        ("writer's status", export.as_fd(), info.status_offset, PAGE),
-    ];
-    for (name, fd, offset, len) in read_only {
-        let refused = Mapping::new(fd, offset, len, READ_WRITE).map(drop);
-        assert!(matches!(refused, Err(Errno::EACCES | Errno::EPERM | Errno::EINVAL)), "{name} for writing: {refused:?}");
-        let mapping = Mapping::new(fd, offset, len, ProtFlags::PROT_READ).unwrap();
-        assert_eq!(mapping.protect(READ_WRITE), Err(Errno::EACCES), "{name} made writable");
+/// Something that can be mapped.
+struct Kind<'a> {
+    name: &'static str,
+    fd: BorrowedFd<'a>,
+    offset: u64,
+    len: usize,
+    writable: bool,
+}
+
+impl Kind<'_> {
+    fn map(&self, protection: ProtFlags) -> Mapping {
+        Mapping::new(self.fd, self.offset, self.len, protection).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
-    let writable = [
-        ("reader's head", reader, made.head_offset, PAGE),
-        ("writer's data", export.as_fd(), info.data_offset, 2 * PAGE),
-        ("writer's tail", export.as_fd(), info.tail_offset, PAGE),
+
+    /// All that its side may do.
+    fn allowed(&self) -> ProtFlags {
+        if self.writable { READ_WRITE } else { ProtFlags::PROT_READ }
+    }
+}
+
+/// Everything that a session and the descriptors of its channels, in host memory and in device memory, let be mapped.
+fn each_kind(test: impl Fn(&Kind<'_>)) {
+    let session = Session::nth(0);
+    let make = |flags| {
+        session.node.get(number::CHANNEL_CREATE, pcieipc_channel_create { flags, data_bytes: 2 * PAGE as u64, ..Record::new() })
+    };
+    let (host, device) = (make(0), make(PCIEIPC_CHANNEL_DEVICE_MEMORY));
+    let [host_export, device_export] = [&host, &device].map(|made| export(&session.node, made.channel).unwrap());
+    let [host_info, device_info] = [&host_export, &device_export].map(|export| export.info().unwrap());
+    let bell = |fd: BorrowedFd<'_>, number| {
+        let mut bell = pcieipc_doorbell::new();
+        call(fd, number, &mut bell).map(|()| bell.map_offset).unwrap_or_else(|error| panic!("doorbell {number:#x}: {error}"))
+    };
+    let (reader, writer, device_writer) = (session.node.as_fd(), host_export.as_fd(), device_export.as_fd());
+    let kind = |name, fd, offset, len, writable| Kind { name, fd, offset, len, writable };
+    let kinds = [
+        kind("the reader's data", reader, host.data_offset, 2 * PAGE, false),
+        kind("the reader's tail", reader, host.tail_offset, PAGE, false),
+        kind("the reader's head", reader, host.head_offset, PAGE, true),
+        kind("the reader's status", reader, session.attached.status_offset, PAGE, false),
+        kind("the reader's data in device memory", reader, device.data_offset, 2 * PAGE, false),
+        kind("the reader's doorbell", reader, bell(reader, number::DOORBELL_MAP), PAGE, true),
+        kind("the writer's data", writer, host_info.data_offset, 2 * PAGE, true),
+        kind("the writer's tail", writer, host_info.tail_offset, PAGE, true),
+        kind("the writer's head", writer, host_info.head_offset, PAGE, false),
+        kind("the writer's status", writer, host_info.status_offset, PAGE, false),
+        kind("the writer's data in device memory", device_writer, device_info.data_offset, 2 * PAGE, true),
+        kind("the writer's doorbell", writer, bell(writer, number::EXPORT_DOORBELL), PAGE, true),
     ];
-    for (name, fd, offset, len) in read_only.into_iter().chain(writable) {
-        let private = Mapping::with_flags(fd, offset, len, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE).map(drop);
-        assert!(matches!(private, Err(Errno::EINVAL | Errno::EACCES)), "{name} private: {private:?}");
-        let executable = Mapping::new(fd, offset, len, ProtFlags::PROT_READ | ProtFlags::PROT_EXEC).map(drop);
-        assert!(matches!(executable, Err(Errno::EINVAL | Errno::EACCES | Errno::EPERM)), "{name} executable: {executable:?}");
-        let mapping = Mapping::new(fd, offset, len, ProtFlags::PROT_READ).unwrap();
-        assert_eq!(mapping.protect(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC), Err(Errno::EACCES), "{name} made executable");
-        let longer = Mapping::new(fd, offset, len + PAGE, ProtFlags::PROT_READ).map(drop);
-        assert!(longer.is_err(), "{name} longer than it is");
+    kinds.iter().for_each(test);
+}
+
+fn mappings_allow_what_the_side_may_do_and_no_more() {
+    const READ: ProtFlags = ProtFlags::PROT_READ;
+    const EXECUTE: ProtFlags = READ.union(ProtFlags::PROT_EXEC);
+    each_kind(|kind| {
+        let Kind { name, fd, offset, len, .. } = *kind;
+        let refused = |offset, len, protection, flags| Mapping::with_flags(fd, offset, len, protection, flags).map(drop);
+        let (shared, einval) = (MapFlags::MAP_SHARED, Err(Errno::EINVAL));
+        let mapping = kind.map(READ);
+        if kind.writable {
+            kind.map(READ_WRITE);
+        } else {
+            assert_eq!(refused(offset, len, READ_WRITE, shared), Err(Errno::EACCES), "{name} for writing");
+            assert_eq!(mapping.protect(READ_WRITE), Err(Errno::EACCES), "{name} made writable");
+        }
+        assert_eq!(refused(offset, len, READ, MapFlags::MAP_PRIVATE), einval, "{name} private");
+        assert_eq!(refused(offset, len, READ_WRITE, MapFlags::MAP_PRIVATE), einval, "{name} private for writing");
+        // Nothing of a descriptor without a file system may be executed, says the kernel before the module is asked.
+        let refusal = if name.starts_with("the writer's") { Errno::EPERM } else { Errno::EINVAL };
+        assert_eq!(refused(offset, len, EXECUTE, shared), Err(refusal), "{name} executable");
+        assert_eq!(mapping.protect(EXECUTE), Err(Errno::EACCES), "{name} made executable");
+        assert_eq!(refused(offset, len + PAGE, READ, shared), einval, "{name} longer than it is");
+        assert_eq!(refused(offset + PAGE as u64, len, READ, shared), einval, "{name} from behind its beginning");
         // SAFETY: on success the old range is gone, but the mapping's drop then fails the test, as it should.
         let grown = unsafe { mremap(mapping.address(), len, len + PAGE, MRemapFlags::MREMAP_MAYMOVE, None) };
-        assert!(grown.is_err(), "{name} grown");
-    }
+        assert_eq!(grown.map(drop), Err(Errno::EFAULT), "{name} grown");
+        // SAFETY: as above; from nothing to its length means a second mapping of the same.
+        let doubled = unsafe { mremap(mapping.address(), 0, len, MRemapFlags::MREMAP_MAYMOVE, None) };
+        assert_eq!(doubled.map(drop), Err(Errno::EFAULT), "{name} doubled");
+    });
+    let session = Session::nth(0);
     for offset in [0x7000_0000_0000u64, u64::MAX - 4095] {
-        assert!(Mapping::new(reader, offset, PAGE, ProtFlags::PROT_READ).is_err(), "offset {offset:#x}");
+        assert!(Mapping::new(&session.node, offset, PAGE, READ).is_err(), "offset {offset:#x}");
     }
-    let [data, ..] = export.maps();
+    let channel = session.create(2 * PAGE as u64, 0).unwrap();
+    let [data, ..] = channel.export().unwrap().maps();
     data.fill(1);
     // SAFETY: the range is this mapping; nothing refers into it.
     unsafe { madvise(data.address(), data.len(), MmapAdvise::MADV_DONTNEED) }.unwrap();
@@ -362,11 +408,14 @@ fn child(run: impl FnOnce() -> i32) -> WaitStatus {
 }
 
 fn a_forked_child_has_no_mapping_and_may_not_use_the_session() {
+    each_kind(|kind| {
+        let mapping = kind.map(kind.allowed());
+        // Its pages are there, so that a copy of the mapping would have them.
+        mapping.load(0);
+        let touched = child(|| mapping.load(0) as i32);
+        assert!(matches!(touched, WaitStatus::Signaled(_, Signal::SIGSEGV, _)), "{}: {touched:?}", kind.name);
+    });
     let session = Session::nth(0);
-    let channel = session.create(PAGE as u64, 0).unwrap();
-    let data = channel.data();
-    let touched = child(|| data.load(0) as i32);
-    assert!(matches!(touched, WaitStatus::Signaled(_, Signal::SIGSEGV, _)), "{touched:?}");
     let refused = child(|| session.create(PAGE as u64, 0).map_or_else(|error| error as i32, |_| 0));
     assert!(matches!(refused, WaitStatus::Exited(_, code) if code == Errno::EPERM as i32), "{refused:?}");
 }
