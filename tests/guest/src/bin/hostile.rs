@@ -2,7 +2,8 @@
 //! Users who mean harm or are careless: they get errors, and nobody else notices.
 
 use std::{
-    os::fd::{AsFd, AsRawFd},
+    fs,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     process::ExitCode,
     thread,
     time::{Duration, Instant},
@@ -11,11 +12,13 @@ use std::{
 use guest::{
     abi::*,
     call::{Record, call, number, raw, request},
+    forms::{Form, forms},
     ktap, machine,
     mapping::{Mapping, PAGE, READ_WRITE, pattern},
+    pci::Function,
     promises,
     random::Random,
-    session::{Node, SOON, Session, living, played, signals},
+    session::{Export, Node, SOON, Session, export, living, played, signals},
     stall::StalledPage,
     wait,
 };
@@ -34,10 +37,12 @@ use nix::{
 /// What all of that takes at most when nobody has to wait for the sleeper.
 const HELD_UP: Duration = Duration::from_secs(5);
 
-/// Unbind, bind, and another session's work, all while somebody sleeps in the module.
-fn nobody_else_is_held_up(session: &Session, why: &str) {
-    let (serial, function) = (session.info().serial, session.function());
+/// Unbind, bind, another session's work and a look at the sleeper's descriptor, all while he sleeps in the module.
+fn nobody_else_is_held_up(sleeper: &impl AsFd, endpoint: u32, why: &str) {
     let begin = Instant::now();
+    fs::read_to_string(format!("/proc/self/fdinfo/{}", sleeper.as_fd().as_raw_fd())).unwrap();
+    let info = Node::open(OFlag::empty()).info(endpoint).unwrap();
+    let (serial, function) = (info.serial, Function::at(info.address));
     let other = Session::nth(1);
     let eventfd = other.eventfd(0);
     let channel = other.create(PAGE as u64, 0).unwrap();
@@ -75,7 +80,7 @@ fn a_call_that_sleeps_in_its_users_memory_holds_up_nobody() {
                 unsafe { raw(node, request(number), address as *mut libc::c_void) }
             });
             assert!(page.touched(SOON), "{name} reads its structure");
-            nobody_else_is_held_up(&session, name);
+            nobody_else_is_held_up(&session.node, session.endpoint, name);
             assert!(!sleeping.is_finished());
             page.release(&bytes);
             // The endpoint went meanwhile, so most answers are errors; but there is one.
@@ -95,10 +100,88 @@ fn an_answer_that_sleeps_in_its_users_memory_holds_up_nobody() {
             node.call(number::ENUMERATE, &mut list)
         });
         assert!(page.touched(SOON), "ENUMERATE writes its ids");
-        nobody_else_is_held_up(&session, "ENUMERATE");
+        nobody_else_is_held_up(&session.node, session.endpoint, "ENUMERATE");
         page.release(&[]);
         assert_eq!(sleeping.join().unwrap(), Ok(()));
     });
+}
+
+/// The structure with which a call succeeds and answers; none for a call that answers by its errno alone.
+fn question(form: &Form, export: &Export, unexported: u32) -> Option<Vec<u8>> {
+    Some(match form.number {
+        // As they are, they succeed.
+        number::QUERY
+        | number::ENUMERATE
+        | number::ENDPOINT_INFO
+        | number::DISTANCE
+        | number::ATTACH
+        | number::RECOVER
+        | number::STATE
+        | number::CHANNEL_CREATE
+        | number::DOORBELL_MAP
+        | number::EXPORT_INFO
+        | number::EXPORT_DOORBELL => form.bytes.clone(),
+        number::CHANNEL_EXPORT | number::CHANNEL_DMABUF => bytes_of(&pcieipc_channel_fd { channel: unexported, ..Record::new() }),
+        number::CHANNEL_IMPORT => bytes_of(&pcieipc_channel_fd { fd: export.as_fd().as_raw_fd(), ..Record::new() }),
+        number::CHANNEL_DESTROY
+        | number::CHANNEL_FREED
+        | number::COPY
+        | number::VECTOR_EVENTFD
+        | number::RING
+        | number::ADMIN
+        | number::EXPORT_RING
+        | number::EXPORT_EVENTFD => return None,
+        number => panic!("call {number:#x} is new: does it answer?"),
+    })
+}
+
+/// Makes the call where its structure may be read and not written. One that answers holds up nobody and succeeds, others do not touch it.
+fn call_that_may_not_answer_yet(fd: BorrowedFd<'_>, endpoint: u32, form: &Form, question: Option<&Vec<u8>>) {
+    let page = StalledPage::for_writers(question.unwrap_or(&form.bytes));
+    let (address, number) = (page.address().as_ptr() as usize, form.number);
+    thread::scope(|scope| {
+        let sleeping = scope.spawn(move || {
+            // SAFETY: the page is longer than any structure of the ABI.
+            unsafe { raw(fd, request(number), address as *mut libc::c_void) }
+        });
+        assert!(wait::until(SOON, || page.touched(Duration::ZERO) || sleeping.is_finished()), "{} hangs", form.name);
+        let answers = !sleeping.is_finished();
+        if answers {
+            nobody_else_is_held_up(&fd, endpoint, form.name);
+            assert!(!sleeping.is_finished());
+        }
+        page.release(&[]);
+        let outcome = sleeping.join().unwrap();
+        assert_eq!(answers, question.is_some(), "{}: {outcome:?}", form.name);
+        // What it did was done before the endpoint went.
+        assert!(!answers || outcome.is_ok(), "{}: {outcome:?}", form.name);
+    });
+    if [number::CHANNEL_EXPORT, number::CHANNEL_DMABUF].contains(&form.number) {
+        // SAFETY: the page holds the answer, in which the kernel has told a descriptor that it made for us.
+        drop(unsafe { OwnedFd::from_raw_fd(page.address().cast::<pcieipc_channel_fd>().read().fd) });
+    }
+}
+
+fn every_call_that_sleeps_in_its_answer_holds_up_nobody() {
+    for index in 0..forms(0, 0).len() {
+        let session = Session::nth(0);
+        let make = |flags| {
+            let create = pcieipc_channel_create { flags, data_bytes: PAGE as u64, ..Record::new() };
+            session.node.get(number::CHANNEL_CREATE, create).channel
+        };
+        let (exported, unexported) = (make(0), make(PCIEIPC_CHANNEL_DEVICE_MEMORY));
+        let export = export(&session.node, exported).unwrap();
+        let form = forms(session.endpoint, exported).swap_remove(index);
+        let question = question(&form, &export, unexported);
+        if form.number == number::ATTACH {
+            let endpoint = session.endpoint;
+            drop((session, export));
+            call_that_may_not_answer_yet(Node::open(OFlag::empty()).as_fd(), endpoint, &form, question.as_ref());
+        } else {
+            let fd = if form.export { export.as_fd() } else { session.node.as_fd() };
+            call_that_may_not_answer_yet(fd, session.endpoint, &form, question.as_ref());
+        }
+    }
 }
 
 fn a_read_that_sleeps_in_its_users_memory_loses_no_event_and_holds_up_nobody() {
@@ -117,7 +200,7 @@ fn a_read_that_sleeps_in_its_users_memory_loses_no_event_and_holds_up_nobody() {
             Errno::result(unsafe { libc::read(fd, address as *mut libc::c_void, size) })
         });
         assert!(page.touched(SOON), "read() writes a record");
-        nobody_else_is_held_up(&session, "read");
+        nobody_else_is_held_up(&session.node, session.endpoint, "read");
         page.release(&[]);
         let read = sleeping.join().unwrap();
         assert!(read == Ok(size as isize) || read == Err(Errno::EFAULT), "{read:?}");
@@ -478,6 +561,7 @@ fn main() -> ExitCode {
         promises![
             a_call_that_sleeps_in_its_users_memory_holds_up_nobody,
             an_answer_that_sleeps_in_its_users_memory_holds_up_nobody,
+            every_call_that_sleeps_in_its_answer_holds_up_nobody,
             a_read_that_sleeps_in_its_users_memory_loses_no_event_and_holds_up_nobody,
             a_read_into_bad_memory_consumes_nothing,
             a_hundred_thousand_random_calls_break_nothing,
