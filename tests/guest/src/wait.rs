@@ -4,7 +4,10 @@
 use std::{
     env,
     os::fd::AsFd,
-    sync::LazyLock,
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +18,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 pub fn patiently(limit: Duration) -> Duration {
     static PATIENCE: LazyLock<u32> = LazyLock::new(|| env::var("PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1));
     limit * *PATIENCE
+}
+
+/// Tells threads that look at it to end when it is dropped, also by a broken promise: whoever started them waits for them.
+#[derive(Debug)]
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// What polls ready within `limit`; nothing in time is empty.

@@ -8,6 +8,7 @@ use std::{
         unix::net::UnixStream,
     },
     process::ExitCode,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -298,6 +299,62 @@ fn receive(socket: &UnixStream) -> Export {
     Export(unsafe { OwnedFd::from_raw_fd(fds[0]) })
 }
 
+/// Somebody spins on what wakes him and looks at the status page and at the events as soon as it does, before whoever wakes has gone on.
+fn whoever_a_change_of_state_wakes_finds_the_word_and_the_event_already_there() {
+    const ROUNDS: usize = 200;
+    let session = Session::nth(0);
+    let function = session.function();
+    let channel = session.create(PAGE as u64, 1).unwrap();
+    let export = channel.export().unwrap();
+    let [.., writers_status] = export.maps();
+    let (first, last, space) = (session.eventfd(0), session.eventfd(session.attached.vectors - 1), export.eventfd());
+    let polled = || wait::polled(&session.node, PollFlags::POLLIN, Duration::ZERO).contains(PollFlags::POLLIN);
+    let ways: [(&str, &(dyn Fn() -> bool + Sync)); 4] = [
+        ("the first vector's eventfd", &|| first.read().is_ok()),
+        ("the last vector's eventfd", &|| last.read().is_ok()),
+        ("the writer's eventfd", &|| space.read().is_ok()),
+        ("poll", &polled),
+    ];
+    for (name, woken) in (0..ROUNDS).map(|round| ways[round % ways.len()]) {
+        let generation = session.state().1;
+        session.node.events();
+        for eventfd in [&first, &last, &space] {
+            signals(eventfd, Duration::ZERO);
+        }
+        let (over, spins) = (AtomicBool::new(false), AtomicU32::new(0));
+        thread::scope(|scope| {
+            let in_vain = wait::Over(&over);
+            let spinning = scope.spawn(|| {
+                while !woken() {
+                    spins.fetch_add(1, Ordering::Relaxed);
+                    if over.load(Ordering::Relaxed) {
+                        return None;
+                    }
+                }
+                Some((session.status.load(0), writers_status.load(0), session.node.events()))
+            });
+            assert!(wait::until(SOON, || spins.load(Ordering::Relaxed) > 0));
+            function.reset().unwrap();
+            wait::until(SOON, || spinning.is_finished());
+            drop(in_vain);
+            let (word, writers_word, events) = spinning.join().unwrap().unwrap_or_else(|| panic!("{name}: nobody is woken"));
+            // It may live again by then.
+            for word in [word, writers_word] {
+                let (state, now) = ((word & 0xff) as u32, word >> 8);
+                assert!(state == PCIEIPC_STATE_RECOVERING || now > generation, "{name}: the word is still {word:#x}");
+            }
+            let told = |event: &pcieipc_event| {
+                event.kind == PCIEIPC_EVENT_STATE
+                    && event.generation == generation
+                    && event.detail[1] == u64::from(PCIEIPC_STATE_RECOVERING)
+            };
+            assert!(events.iter().any(told), "{name}: the event is not there: {events:?}");
+        });
+        let recovered = wait::until(SOON, || session.node.call(number::RECOVER, &mut pcieipc_recover::new()).is_ok());
+        assert!(recovered, "{:?}", session.state());
+    }
+}
+
 fn main() -> ExitCode {
     ktap::main(
         promises![
@@ -310,6 +367,7 @@ fn main() -> ExitCode {
             freed_space_wakes_a_writer_in_poll_and_on_its_eventfd,
             a_masked_vector_counts_and_signals_once_when_unmasked,
             without_an_eventfd_nothing_is_signalled_any_more,
+            whoever_a_change_of_state_wakes_finds_the_word_and_the_event_already_there,
             the_next_session_is_not_rung_by_what_the_last_one_left,
             dropped_delayed_and_repeated_doorbells_neither_hang_nor_break_anything,
             an_export_needs_vector_0_in_its_ring_call,
