@@ -23,6 +23,22 @@ static int call(int fd, unsigned long request, void *arg)
 	return result;
 }
 
+/* Rings by a doorbell page that is mapped for as long as that takes. */
+static void ring_mapped(int fd, unsigned long request)
+{
+	struct pcieipc_doorbell doorbell = { .size = sizeof(doorbell) };
+
+	if (call(fd, request, &doorbell))
+		return;
+	volatile uint8_t *page = map(fd, 4096, PROT_READ | PROT_WRITE, doorbell.map_offset);
+
+	if (!page)
+		return;
+	for (int i = 0; i < 20; i++)
+		*(volatile uint32_t *)(page + doorbell.page_offset) = (uint32_t)doorbell.value;
+	munmap((void *)page, 4096);
+}
+
 /* One session's life, cut short wherever the dice say. */
 static void live(unsigned int *seed, int all)
 {
@@ -64,7 +80,7 @@ static void live(unsigned int *seed, int all)
 				out[rand_r(seed) % bytes] = 1;
 			if (data)
 				(void)data[rand_r(seed) % bytes];
-			switch (rand_r(seed) % 11) {
+			switch (rand_r(seed) % 18) {
 			case 0:
 				call(exported, PCIEIPC_IOCTL_EXPORT_RING, CALL(pcieipc_ring));
 				break;
@@ -106,6 +122,35 @@ static void live(unsigned int *seed, int all)
 			case 8:
 				if (out)
 					madvise((void *)out, bytes, MADV_DONTNEED);
+				break;
+			case 11:
+				call(fd, PCIEIPC_IOCTL_QUERY, CALL(pcieipc_query, .user_version = 1, .user_oldest = 1));
+				call(fd, PCIEIPC_IOCTL_ENDPOINT_INFO, CALL(pcieipc_endpoint_info, .endpoint = attach.endpoint));
+				break;
+			case 12:
+				call(fd, PCIEIPC_IOCTL_VECTOR_EVENTFD, CALL(pcieipc_vector_eventfd, .flags = PCIEIPC_VECTOR_MASK, .fd = -2));
+				call(fd, PCIEIPC_IOCTL_VECTOR_EVENTFD, CALL(pcieipc_vector_eventfd, .fd = rand_r(seed) % 2 ? bell : -1));
+				break;
+			case 13:
+				ring_mapped(fd, PCIEIPC_IOCTL_DOORBELL_MAP);
+				break;
+			case 14:
+				ring_mapped(exported, PCIEIPC_IOCTL_EXPORT_DOORBELL);
+				break;
+			case 15:
+				call(exported, PCIEIPC_IOCTL_EXPORT_EVENTFD, CALL(pcieipc_export_eventfd, .fd = bell));
+				break;
+			case 16: {
+				struct pcieipc_channel_fd shared = { .size = sizeof(shared), .channel = create.channel };
+
+				if (!call(fd, PCIEIPC_IOCTL_CHANNEL_DMABUF, &shared))
+					close(shared.fd);
+				break;
+			}
+			case 17:
+				/* A reset of whoever it is, by the worker; one at a time for all. */
+				if (rand_r(seed) % 8 == 0)
+					call(fd, PCIEIPC_IOCTL_ADMIN, CALL(pcieipc_admin, .action = PCIEIPC_ADMIN_RESET, .endpoint = attach.endpoint));
 				break;
 			}
 		}

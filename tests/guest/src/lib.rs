@@ -3,6 +3,7 @@
 
 #[rustfmt::skip]
 pub mod abi;
+pub mod aer;
 pub mod call;
 pub mod forms;
 pub mod injection;

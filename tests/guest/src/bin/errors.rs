@@ -2,7 +2,6 @@
 //! PCI errors and resets: told, recovered from, and the channels' memory is still there.
 
 use std::{
-    fs,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
@@ -12,6 +11,7 @@ use std::{
 
 use guest::{
     abi::*,
+    aer::{self, BAD_TLP, COMPLETION_TIMEOUT, MALFORMED_TLP},
     call::{Record, number},
     ktap, machine,
     mapping::{PAGE, READ_WRITE},
@@ -23,24 +23,9 @@ use guest::{
 use nix::{errno::Errno, fcntl::OFlag, poll::PollFlags};
 use serde_json::json;
 
-const BAD_TLP: u32 = 0x40;
-const COMPLETION_TIMEOUT: u32 = 0x4000;
-const MALFORMED_TLP: u32 = 0x4_0000;
-
 /// Has the kernel find an error in the endpoint's AER registers.
 fn inject(session: &Session, uncorrectable: u32, correctable: u32) {
-    let address = session.info().address;
-    let mut request = vec![(address >> 8) as u8, (address >> 3 & 0x1f) as u8, (address & 7) as u8, 0];
-    for word in [uncorrectable, correctable, 0, 1, 2, 3, address >> 16] {
-        request.extend(word.to_ne_bytes());
-    }
-    // Busy until the kernel has looked at the one before.
-    let injected = wait::until(SOON, || match fs::write("/dev/aer_inject", &request) {
-        Ok(()) => true,
-        Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => false,
-        Err(error) => panic!("/dev/aer_inject: {error}"),
-    });
-    assert!(injected, "/dev/aer_inject stays busy");
+    aer::inject(session.info().address, uncorrectable, correctable);
 }
 
 fn recover(session: &Session) -> Result<u64, Errno> {

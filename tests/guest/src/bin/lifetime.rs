@@ -1,22 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How long the module stays: while anything of it is open or mapped, and not a moment longer.
 
-use std::{fs, os::fd::OwnedFd, process::ExitCode, thread, time::Duration};
+use std::{
+    fs,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
 use guest::{
-    abi::pcieipc_channel,
+    abi::{pcieipc_channel, pcieipc_channel_create},
+    aer,
     call::{Record, number},
     ktap, machine,
     mapping::PAGE,
     promises,
-    session::{Node, SOON, Session, signals},
+    random::Random,
+    session::{self, Node, SOON, Session, signals},
     wait,
 };
 use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module},
-    sys::{stat::Mode, wait::waitpid},
+    sys::{mman::ProtFlags, stat::Mode, wait::waitpid},
     unistd::{ForkResult, Uid, fork, pipe, setuid},
 };
 
@@ -74,6 +84,98 @@ fn the_module_loads_and_unloads_again_and_again_and_works_each_time() {
         assert!(wait::until(SOON, || rmmod().is_ok()));
         insmod();
     }
+}
+
+/// The nodes of single endpoints that are there now.
+fn endpoint_nodes() -> Vec<PathBuf> {
+    let names = fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path());
+    let digits = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str())?.strip_prefix("pcieipc")?.to_owned();
+        (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())).then_some(())
+    };
+    names.filter(|path| digits(path).is_some()).collect()
+}
+
+/// From open to the last unmap, as often as the module is there, and everything works while anything is open. Counts lives.
+fn live_again_and_again(seed: u64, over: &AtomicBool, lives: &AtomicU64) {
+    let mut random = Random(seed);
+    while !over.load(Ordering::Relaxed) {
+        // So that there are moments in which nobody has it open.
+        thread::sleep(Duration::from_micros(random.below(80_000)));
+        let own_nodes = if random.bits() % 2 == 0 { endpoint_nodes() } else { Vec::new() };
+        let path = own_nodes.first().map_or(Path::new("/dev/pcieipc"), PathBuf::as_path);
+        let node = match open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()) {
+            Ok(fd) => Node::from(fd),
+            // The node is not there, or what was behind it is not any more.
+            Err(Errno::ENOENT | Errno::ENXIO | Errno::ENODEV) => continue,
+            Err(error) => panic!("{}: {error}", path.display()),
+        };
+        node.query();
+        let endpoints = node.endpoints();
+        let Some(&endpoint) = endpoints.get(random.bits() as usize % endpoints.len().max(1)) else { continue };
+        match node.attach(endpoint, 0) {
+            Ok(_) => {}
+            Err(Errno::EBUSY) => continue,
+            Err(error) => panic!("attach: {error}"),
+        }
+        // From here on the module cannot go, so nothing may fail.
+        let create = pcieipc_channel_create { data_bytes: 4 * PAGE as u64, ..Record::new() };
+        let made = node.get(number::CHANNEL_CREATE, create);
+        let export = session::export(&node, made.channel).unwrap();
+        let [writer, ..] = export.maps();
+        let reader = node.map(made.data_offset, 4 * PAGE, ProtFlags::PROT_READ).unwrap();
+        export.ring().unwrap();
+        match random.bits() % 3 {
+            0 => drop(node),
+            1 => drop(export),
+            _ => drop((export, node)),
+        }
+        writer.fill(seed);
+        assert_eq!(reader.differences(seed), 0);
+        lives.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn calls_that_race_rmmod_find_the_whole_module_or_none() {
+    const UNLOADS: u32 = 100;
+    let functions: Vec<u32> = {
+        let node = Node::open(OFlag::empty());
+        node.endpoints().into_iter().map(|id| node.info(id).unwrap().address).collect()
+    };
+    let (over, lives) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (mut unloads, mut refusals, mut errors) = (0, 0, 0);
+    thread::scope(|scope| {
+        let _race = wait::Over(&over);
+        let players = [1, 2, 3].map(|seed| {
+            scope.spawn({
+                let (over, lives) = (&over, &lives);
+                move || live_again_and_again(seed, over, lives)
+            })
+        });
+        let end = Instant::now() + wait::patiently(Duration::from_secs(100));
+        while unloads < UNLOADS && Instant::now() < end && players.iter().all(|player| !player.is_finished()) {
+            // A correctable error is told to the driver without any lock that would keep it there.
+            if unloads == 4 * errors {
+                aer::inject(functions[errors as usize % functions.len()], 0, aer::BAD_TLP);
+                errors += 1;
+            }
+            match rmmod() {
+                Ok(()) => {
+                    unloads += 1;
+                    let file = fs::File::open("/modules/pcieipc.ko").unwrap();
+                    finit_module(&file, c"", ModuleInitFlags::empty()).unwrap();
+                }
+                Err(Errno::EWOULDBLOCK | Errno::EBUSY) => {
+                    refusals += 1;
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("rmmod: {error}"),
+            }
+        }
+    });
+    println!("# {unloads} times unloaded, {refusals} times refused, {} lives", lives.into_inner());
+    assert!(unloads >= 20 && refusals >= 20, "too little of a race");
+    assert!(wait::until(SOON, || Node::open(OFlag::empty()).endpoints().len() == functions.len()));
 }
 
 /// Bytes of memory that the kernel could hand out.
@@ -190,6 +292,7 @@ fn main() -> ExitCode {
             channels_give_all_their_memory_back,
             rmmod_is_refused_while_anything_is_open_and_succeeds_after,
             the_module_loads_and_unloads_again_and_again_and_works_each_time,
+            calls_that_race_rmmod_find_the_whole_module_or_none,
             limits_are_what_the_parameters_say_in_query_and_in_fact,
         ],
         machine::repair,
