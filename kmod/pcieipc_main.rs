@@ -167,7 +167,7 @@ module! {
         },
         storm_interrupts: u32 {
             default: 40_000,
-            description: "interrupts of one vector in 0.1 s that mask it for a while, 0 for never",
+            description: "interrupts of one vector in 0.1 s that mask it until the next look at the link, 0 for never; at 1 us each 40000 are 40 % of a processor",
         },
         doorbell_map: bool {
             default: false,

@@ -19,6 +19,7 @@ use crate::{
     config::{LINK_SPEED, LINK_WIDTH},
     endpoint::Endpoint,
     interrupts::DoorbellFault,
+    registers::VECTORS,
 };
 
 /// Longest request in bytes.
@@ -29,6 +30,7 @@ const MAX_CONNECTIONS: usize = 32;
 const MAX_COUNT: u32 = 100_000;
 const MAX_DELAY_MS: u64 = 60_000;
 const MAX_TIMES: u32 = 10_000;
+const MAX_PAUSE_US: u64 = 1_000_000;
 const MAX_SCRIBBLE: usize = 1 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -38,12 +40,14 @@ enum Request {
     Drop { endpoint: usize, count: u32 },
     Delay { endpoint: usize, count: u32, ms: u64 },
     Repeat { endpoint: usize, count: u32, times: u32 },
+    Flood { endpoint: usize, vector: usize, count: u32, us: u64 },
     Corrupt { endpoint: usize, count: u32 },
     Misread { endpoint: usize, count: u32 },
     Scribble { endpoint: usize, slot: usize, offset: u64, bytes: usize, seed: u64 },
     Die { endpoint: usize },
     Silence { endpoint: usize },
     Revive { endpoint: usize },
+    Pending { endpoint: usize, on: bool },
     Link { endpoint: usize, speed: u8, width: u8 },
     Slow { endpoint: usize, bytes_per_s: u64 },
     Haunt { endpoint: usize, on: bool },
@@ -77,6 +81,13 @@ fn answer(endpoints: &[Arc<Endpoint>], line: &str) -> Result<Value, String> {
             at_most("times", times, MAX_TIMES)?;
             doorbells(endpoint, DoorbellFault::Repeat(times), count)?;
         }
+        Request::Flood { endpoint, vector, count, us } => {
+            at_most("vector", vector, VECTORS - 1)?;
+            at_most("count", count, MAX_COUNT)?;
+            at_most("us", us, MAX_PAUSE_US)?;
+            let flood = find(endpoint)?.interrupts().flood(vector, count, Duration::from_micros(us));
+            flood.map_err(|error| format!("no thread: {error}"))?;
+        }
         Request::Corrupt { endpoint, count } => find(endpoint)?.engine().corrupt(count),
         Request::Misread { endpoint, count } => find(endpoint)?.misread(count),
         Request::Scribble { endpoint, slot, offset, bytes, seed } => {
@@ -86,6 +97,7 @@ fn answer(endpoints: &[Arc<Endpoint>], line: &str) -> Result<Value, String> {
         Request::Die { endpoint } => find(endpoint)?.die(),
         Request::Silence { endpoint } => find(endpoint)?.silence(),
         Request::Revive { endpoint } => find(endpoint)?.power_cycle(),
+        Request::Pending { endpoint, on } => find(endpoint)?.set_pending(on),
         Request::Link { endpoint, speed, width } => {
             if !(1..=LINK_SPEED).contains(&speed) {
                 return Err(format!("speed {speed}: the code is 1 to {LINK_SPEED}"));

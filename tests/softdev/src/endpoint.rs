@@ -71,6 +71,8 @@ struct State {
     life: u32,
     powered: bool,
     silent: bool,
+    /// Says that transactions of its own are pending, whether or not.
+    pending: bool,
     /// Its function was reset, and nobody has switched its BARs on again.
     in_reset: bool,
     /// Accesses to BARs in that time.
@@ -194,6 +196,7 @@ pub fn endpoints(count: usize, options: Options) -> io::Result<Vec<Arc<Endpoint>
                     life: 0,
                     powered: false,
                     silent: false,
+                    pending: false,
                     in_reset: false,
                     touched_in_reset: 0,
                     rung_off_the_bus: 0,
@@ -296,6 +299,7 @@ impl Endpoint {
         let mut state = self.lock();
         state.powered = true;
         state.silent = false;
+        state.pending = false;
         state.misreads = 0;
         state.config = ConfigSpace::new(self.serial);
         self.interrupts.set_silent(false);
@@ -341,6 +345,11 @@ impl Endpoint {
         let mut state = self.lock();
         state.silent = true;
         self.interrupts.set_silent(true);
+    }
+
+    /// Transactions Pending stays set, until this is taken back or [`Endpoint::power_cycle`].
+    pub fn set_pending(&self, on: bool) {
+        self.lock().pending = on;
     }
 
     /// What Link Status shows from now on.
@@ -447,7 +456,8 @@ impl Endpoint {
             state.misreads -= 1;
             return into.fill(0xff);
         }
-        state.config.set_transactions_pending(self.engine.busy());
+        let pending = state.pending || self.engine.busy();
+        state.config.set_transactions_pending(pending);
         state.config.read(offset, into);
     }
 

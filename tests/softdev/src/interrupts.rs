@@ -4,8 +4,9 @@
 use std::{
     collections::VecDeque,
     fs::File,
-    io::Write,
+    io::{self, Write},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
     time::Duration,
 };
 
@@ -114,6 +115,28 @@ impl Interrupts {
     /// An MSI-X message that no doorbell asked for.
     pub fn raise(&self, vector: usize) {
         self.lock().raise(vector);
+    }
+
+    /// Raises a vector `count` times, each time this long after the last or a little longer; until then, or until this life ends.
+    ///
+    /// # Errors
+    /// No thread could be made.
+    pub fn flood(&self, vector: usize, count: u32, pause: Duration) -> io::Result<()> {
+        let (this, life) = (self.this.clone(), self.lock().life);
+        let flood = move || {
+            for _ in 0..count {
+                let Some(this) = this.upgrade() else { return };
+                let mut inner = this.lock();
+                if inner.life != life || !inner.powered {
+                    return;
+                }
+                inner.raise(vector);
+                drop(inner);
+                // At once, several messages of an eventfd would be one.
+                thread::sleep(pause);
+            }
+        };
+        thread::Builder::new().name("flood".into()).spawn(flood).map(drop)
     }
 
     /// Where a vector's messages go.

@@ -69,6 +69,29 @@ fn repeated_doorbells_raise_so_many_times() {
 }
 
 #[test]
+fn a_flood_raises_its_vector_so_many_times_and_ends_with_the_life() {
+    let machine = Machine::start(1, &[]);
+    let mut endpoint = machine.driven(0);
+    let mut control = machine.control();
+    control.ok(&json!({"cmd": "flood", "endpoint": 0, "vector": 3, "count": 200, "us": 10}));
+    let mut raised = 0;
+    while raised < 200 {
+        let more = endpoint.interrupts(3, 3000 * MS);
+        assert!(more > 0, "{raised} of 200");
+        raised += more;
+    }
+    assert_eq!((raised, endpoint.interrupts(3, 50 * MS)), (200, 0));
+    control.ok(&json!({"cmd": "flood", "endpoint": 0, "vector": 3, "count": 100_000, "us": 1000}));
+    assert!(endpoint.interrupts(3, 3000 * MS) > 0);
+    endpoint.client.reset().unwrap();
+    endpoint.probe();
+    endpoint.interrupts_now(3);
+    assert_eq!(endpoint.interrupts(3, 50 * MS), 0);
+    let refused = control.refused(&json!({"cmd": "flood", "endpoint": 0, "vector": 8, "count": 1, "us": 1}).to_string());
+    assert!(refused.contains("vector"), "{refused}");
+}
+
+#[test]
 fn faults_queue_up_and_the_oldest_goes_first() {
     let machine = Machine::start(1, &[]);
     let mut endpoint = machine.driven(0);
