@@ -131,9 +131,10 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     };
     // SAFETY: The device is being probed.
     if unsafe { crate::inline::pci_channel_offline(pci_raw(pdev)) } {
-        dev_warn!(pdev, "a recovery from an error has failed; remove and rescan the device\n");
+        dev_warn!(pdev, "the kernel has not recovered it from an error; if that lasts, remove and rescan it\n");
         return Err(EIO);
     }
+    restore_addresses(pdev, profile.doorbell.bar)?;
     // SAFETY: The device is being probed.
     unsafe { msix::Layout::of(pci_raw(pdev)) }.check(&profile).inspect_err(|_| {
         dev_err!(pdev, "the profile overlaps the interrupt table\n");
@@ -183,6 +184,42 @@ fn chosen_profile(pdev: &pci::Device<device::Bound>) -> Result<Profile> {
     profile.ok_or(ENODEV).inspect_err(|_| {
         dev_err!(pdev, "no profile describes {vendor:04x}:{device:04x}\n");
     })
+}
+
+/// Gives a device its configuration back that a reset took while no driver was there to do so, as in the kernel's recovery from an error.
+///
+/// # Errors
+///
+/// `ENODEV` when that does not help.
+fn restore_addresses(pdev: &pci::Device<device::Bound>, bar: u32) -> Result {
+    if pdev.resource_start(bar)? == 0 || !has_no_address(pdev, bar) {
+        return Ok(());
+    }
+    // SAFETY: The device is being probed. Without a state that was saved this does nothing; it is kept for the next time.
+    unsafe {
+        bindings::pci_restore_state(pci_raw(pdev));
+        bindings::pci_save_state(pci_raw(pdev));
+    }
+    if has_no_address(pdev, bar) {
+        dev_err!(pdev, "has lost its addresses in a reset; remove and rescan it\n");
+        return Err(ENODEV);
+    }
+    dev_info!(pdev, "had lost its addresses in a reset, which are restored\n");
+    Ok(())
+}
+
+/// Whether the register of a BAR, or both of one of 64 bits, hold no address.
+fn has_no_address(pdev: &pci::Device<device::Bound>, bar: u32) -> bool {
+    let register = |bar: u32| {
+        let mut value = !0;
+        let offset = bindings::PCI_BASE_ADDRESS_0 + 4 * bar;
+        // SAFETY: The device is being probed. What cannot be read is not nothing.
+        unsafe { bindings::pci_read_config_dword(pci_raw(pdev), offset as i32, &mut value) };
+        value
+    };
+    let low = register(bar);
+    let wide = low & bindings::PCI_BASE_ADDRESS_MEM_TYPE_MASK == bindings::PCI_BASE_ADDRESS_MEM_TYPE_64;
+    low & !0xf == 0 && (!wide || register(bar + 1) == 0)
 }
 
 fn mask(bits: u32) -> Result<DmaMask> {
