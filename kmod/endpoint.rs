@@ -126,6 +126,8 @@ pub(crate) struct Endpoint {
     pub(crate) storms: Atomic<u64>,
     /// 1 when the event of the endpoint's end is in all queues; the status page says it a moment earlier.
     pub(crate) end_told: Atomic<u32>,
+    /// 1 while it is off the bus and what it began there has not ended; see `silence`.
+    pub(crate) restless: Atomic<u32>,
     /// Its link as last sampled, and its best.
     pub(crate) link: Link,
     /// Limits events about correctable errors.
@@ -219,6 +221,7 @@ impl Endpoint {
                 },
                 storms: Atomic::new(0),
                 end_told: Atomic::new(0),
+                restless: Atomic::new(0),
                 link,
                 correctable <- new_mutex!(Brake::new(), "pcieipc_correctable"),
                 bell_gate <- new_mutex!((), "pcieipc_bell"),

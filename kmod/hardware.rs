@@ -7,13 +7,18 @@ use crate::{
     endpoint::Endpoint,
     engine,
     events::Queue,
+    limits,
     mapping::{flush_iommu, Mapping, Segment},
     memory::Pages,
     profile::Engine,
     uapi::state,
     window::Taken,
 };
-use kernel::{bindings, prelude::*, sync::Arc};
+use kernel::{
+    bindings,
+    prelude::*,
+    sync::{atomic::Relaxed, Arc},
+};
 
 /// In a ring's tag: a ring of another endpoint, which this one may write.
 pub(crate) const FOREIGN: u32 = 1 << 31;
@@ -265,6 +270,7 @@ impl Endpoint {
             // Where that fails the endpoint is DEAD, which is told.
             let _ = engine::reset(self, &mut hardware);
         }
+        self.keep_if_reached(&mapping);
         drop(hardware);
         // The pages, if this was the last reference, are freed only now: unmapped, flushed, and without the lock.
         drop(mapping);
@@ -304,19 +310,38 @@ impl Endpoint {
         self.hardware.lock().memory.give(start);
     }
 
-    /// Stops the device from mastering the bus, and waits until what it began has ended.
+    /// Stops the device from mastering the bus, and waits until what it began has ended, 0.7 s at most.
     pub(crate) fn silence(&self) {
-        // SAFETY: `pdev` holds a reference. Without an answer there is nothing to wait for.
-        unsafe {
-            bindings::pci_clear_master(self.pci());
-            if self.answers() {
-                bindings::pci_wait_for_pending_transaction(self.pci());
-            }
+        // SAFETY: `pdev` holds a reference.
+        unsafe { bindings::pci_clear_master(self.pci()) };
+        // Without an answer there is nothing to wait for.
+        if !self.answers() {
+            return;
+        }
+        // SAFETY: As above.
+        let ended = unsafe { bindings::pci_wait_for_pending_transaction(self.pci()) } != 0;
+        self.restless.store(u32::from(!ended), Relaxed);
+        if !ended {
+            limits::say(|| dev_warn!(self.pdev, "is off the bus, but what it began there does not end\n"));
+        }
+    }
+
+    /// Keeps the pages of what was mapped from being given back when the device may still reach them: it was taken off the bus, what it
+    /// had begun there did not end, and no IOMMU is in between.
+    fn keep_if_reached(&self, mapping: &Mapping) {
+        if self.restless.load(Relaxed) == 0 || self.iommu.protects() {
+            return;
+        }
+        if let Some(pages) = mapping.host_pages() {
+            pages.keep();
+            let bytes = pages.bytes();
+            limits::say(|| dev_warn!(self.pdev, "may still reach {bytes} bytes of memory, which nobody gets any more\n"));
         }
     }
 
     /// Lets the device master the bus again.
     pub(crate) fn unsilence(&self) {
+        self.restless.store(0, Relaxed);
         // SAFETY: `pdev` holds a reference, and the driver is bound.
         unsafe { bindings::pci_set_master(self.pci()) };
     }
@@ -376,6 +401,7 @@ impl Endpoint {
         for mapping in mappings.iter_mut() {
             // SAFETY: The device is bound until unbind returns; it cannot master the bus any more.
             unsafe { mapping.unmap(self.device()) };
+            self.keep_if_reached(mapping);
         }
         // SAFETY: As above.
         unsafe { flush_iommu(self.device()) };

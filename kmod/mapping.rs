@@ -18,7 +18,7 @@ pub(crate) struct Segment {
 struct Host {
     table: KBox<Opaque<bindings::sg_table>>,
     /// Held until the device cannot reach them any more.
-    _pages: Arc<Pages>,
+    pages: Arc<Pages>,
 }
 
 /// A DMA mapping of a ring's data. It is owned by the endpoint's `Hardware` and unmapped before the driver lets go of the device.
@@ -67,7 +67,7 @@ impl Mapping {
                 bindings::GFP_KERNEL,
             )
         })?;
-        let host = Host { table, _pages: pages.clone() };
+        let host = Host { table, pages: pages.clone() };
         let mut mapping =
             Self { key, tag, slots: KVec::new(), segments: KVec::new(), own_memory: false, host: Some(host), mapped: false };
         let table = mapping.table();
@@ -137,6 +137,11 @@ impl Mapping {
     fn free_table(&mut self) {
         // SAFETY: The table was allocated by `sg_alloc_table_from_pages_segment` and is freed once; it is left empty.
         unsafe { bindings::sg_free_table(self.table()) };
+    }
+
+    /// The host memory that it is of; none for device memory.
+    pub(crate) fn host_pages(&self) -> Option<&Pages> {
+        self.host.as_ref().map(|host| &*host.pages)
     }
 
     /// The bus address of `offset`, and how many bytes follow it contiguously.

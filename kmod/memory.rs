@@ -10,7 +10,15 @@ use crate::{
     inline,
 };
 use core::ptr::NonNull;
-use kernel::{bindings, page::PAGE_SIZE, prelude::*, sync::atomic::Relaxed, sync::Arc};
+use kernel::{
+    bindings,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc,
+    },
+};
 
 /// Largest contiguous piece that is tried: 4 MiB.
 const MAX_ORDER: u32 = 10;
@@ -21,6 +29,8 @@ pub(crate) struct Pages {
     ///
     /// Each is a page that this object holds one reference to.
     pages: KVVec<NonNull<bindings::page>>,
+    /// 1 when the references are not given back.
+    kept: Atomic<u32>,
     /// Held for what it does when it is dropped.
     _charge: Option<Charge>,
 }
@@ -52,7 +62,7 @@ impl Pages {
 
     fn allocate(count: usize, node: i32, charge: Option<Charge>) -> Result<Arc<Self>> {
         // The list is not charged to the cgroup, the pages are: over the limit it would call the OOM killer, and they give ENOMEM.
-        let mut pages = Self { pages: KVVec::with_capacity(count, GFP_KERNEL)?, _charge: charge };
+        let mut pages = Self { pages: KVVec::with_capacity(count, GFP_KERNEL)?, kept: Atomic::new(0), _charge: charge };
         let mut order = MAX_ORDER;
         while pages.pages.len() < count {
             order = order.min((count - pages.pages.len()).ilog2());
@@ -78,6 +88,11 @@ impl Pages {
             self.pages.push(page, GFP_KERNEL)?;
         }
         Ok(())
+    }
+
+    /// From now on nobody else gets these pages, ever: something may write into them that nothing stops.
+    pub(crate) fn keep(&self) {
+        self.kept.store(1, Relaxed);
     }
 
     /// Number of pages.
@@ -110,6 +125,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.kept.load(Relaxed) != 0 {
+            return;
+        }
         for page in self.pages.iter() {
             LIVE_PAGES.fetch_sub(1, Relaxed);
             // SAFETY: By the invariant this gives back the reference that the vector held; the page lives on while others,

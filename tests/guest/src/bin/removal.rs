@@ -296,6 +296,53 @@ ways! { DIE:
     death_lets_sessions_close_in_any_order = sessions_close_in_any_order_after_the_endpoint_went,
 }
 
+/// Whether an access of its own that the kernel does not expect finds no memory.
+fn is_kept_out(session: &Session) -> bool {
+    session.info().iommu == PCIEIPC_IOMMU_TRANSLATING
+}
+
+fn pending(serial: u64, on: bool) {
+    softdev(&json!({"cmd": "pending", "endpoint": played(serial)["endpoint"], "on": on}));
+}
+
+fn an_unbind_takes_the_endpoint_off_the_bus_then_waits_for_what_it_began_and_then_unmaps() {
+    let session = Session::nth(0);
+    let (serial, function, kept_out) = (session.info().serial, session.function(), is_kept_out(&session));
+    let scene = Scene::new(&session);
+    let mapped = || played(serial)["mapped_bytes"].as_u64().unwrap();
+    let before = mapped();
+    pending(serial, true);
+    thread::scope(|scope| {
+        let unbinding = scope.spawn(|| function.unbind().unwrap());
+        assert!(wait::until(SOON, || played(serial)["mastering"] == false));
+        assert_eq!((mapped(), unbinding.is_finished()), (before, false), "it does not wait");
+        pending(serial, false);
+    });
+    let after = mapped();
+    assert_eq!(after + DATA as u64 <= before, kept_out, "{before} bytes were mapped, {after} are");
+    drop(scene);
+    function.bind().unwrap();
+    living(serial);
+}
+
+fn pages_that_a_device_may_still_reach_are_kept_from_everybody() {
+    let pages = || machine::module_state("pages");
+    let session = Session::nth(0);
+    let (serial, function, kept_out) = (session.info().serial, session.function(), is_kept_out(&session));
+    let before = pages();
+    let channel = session.create(DATA as u64, 0).unwrap();
+    pending(serial, true);
+    function.unbind().unwrap();
+    drop(channel);
+    drop(session);
+    pending(serial, false);
+    function.bind().unwrap();
+    living(serial);
+    let left = if kept_out { 0 } else { (DATA / PAGE) as u64 };
+    assert!(wait::until(SOON, || pages() == before + left), "{} pages, before {before}, and {left} are to be kept", pages());
+    Scene::new(&Session::nth(0)).assert_memory_lives();
+}
+
 fn the_death_of_a_peer_is_no_event_for_other_sessions_channels() {
     let [session, other] = [0, 1].map(Session::nth);
     let (serial, function) = (session.info().serial, session.function());
@@ -328,6 +375,8 @@ fn main() -> ExitCode {
             death_wakes_a_reader_in_read,
             death_clears_the_ring_table,
             death_lets_sessions_close_in_any_order,
+            an_unbind_takes_the_endpoint_off_the_bus_then_waits_for_what_it_began_and_then_unmaps,
+            pages_that_a_device_may_still_reach_are_kept_from_everybody,
             the_death_of_a_peer_is_no_event_for_other_sessions_channels,
         ],
         machine::repair,
