@@ -51,12 +51,12 @@ lspci -vvv -s "$slot" >"/tmp/$slot" 2>/dev/null
 promise a_worse_link_is_downgraded_in_lspci "is $slot 'LnkSta:.*2.5GT/s (downgraded), Width x1 (downgraded)'"
 host softdev '{"cmd":"die","endpoint":1}' >/dev/null
 promise a_dead_endpoint_reads_all_ones \
-    "[ \$(setpci -s $slot 0.l) = ffffffff ] && [ \$(setpci -s $slot 154.l) = ffffffff ] && [ \$(devmem $(head -n 1 "/sys/bus/pci/devices/$slot/resource" | cut -d' ' -f1) 32) = 0xFFFFFFFF ]"
+    "[ \$(setpci -s $slot 0.l) = ffffffff ] && [ \$(setpci -s $slot 154.l) = ffffffff ] && [ \$(bar_word $slot 0) = 0xFFFFFFFF ]"
 promise its_sibling_lives "[ \$(setpci -s $other 0.l) = 70691234 ]"
 host softdev '{"cmd":"revive","endpoint":1}' >/dev/null
 echo 1 >"/sys/bus/pci/devices/$slot/remove"
 echo 1 >/sys/bus/pci/rescan
 setpci -s "$slot" 4.w=2:2
-magic=$(devmem "$(head -n 1 "/sys/bus/pci/devices/$slot/resource" | cut -d' ' -f1)" 32)
+magic=$(bar_word "$slot" 0)
 promise it_comes_back_by_removal_and_rescan "[ \$(setpci -s $slot 0.l) = 70691234 ] && [ $magic = 0x43504950 ]"
 exit $failed

@@ -3,7 +3,6 @@
  * module_profile NAME VECTORS ATTACH-ERRNO COPIES [OFFSET | memory]: what the first endpoint with this profile is able to do. With OFFSET, where in BAR 2 the
  * kernel writes length (+0) and address (+8) of its rings, 16 bytes each; with "memory", a channel in its own memory, too.
  * $RING_MS is how long a ring may take.
- * module_profile ADDRESS OFFSET: the 32-bit word there in BAR 0 of a function that no driver holds.
  */
 #define _GNU_SOURCE
 #include "module.h"
@@ -67,27 +66,11 @@ static int has_memory(int fd)
 	return clear && same;
 }
 
-static int print_word(const char *address, unsigned long offset)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource0", address);
-	int registers = open(path, O_RDWR | O_SYNC | O_CLOEXEC);
-	volatile uint8_t *at = registers < 0 ? NULL : map(registers, 4096, PROT_READ, offset & ~0xfffUL);
-
-	if (!at)
-		return 1;
-	printf("%#x\n", *(volatile uint32_t *)(at + (offset & 0xfff)));
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	uint32_t ids[16], count, endpoint = 0;
 	struct pcieipc_endpoint_info info;
 
-	if (argc == 3)
-		return print_word(argv[1], strtoul(argv[2], NULL, 0));
 	if (argc < 5)
 		return 2;
 	const char *limit = getenv("RING_MS");
