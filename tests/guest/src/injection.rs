@@ -79,7 +79,9 @@ impl Scattered {
     /// When the kernel does not take the settings.
     pub fn begin() -> Self {
         Self::set("/proc/self/make-it-fail", "1");
-        for (file, value) in [("task-filter", "Y"), ("min-order", "1"), ("times", "-1"), ("interval", "1"), ("probability", "100")] {
+        for (file, value) in
+            [("task-filter", "Y"), ("min-order", "1"), ("times", "-1"), ("interval", "1"), ("probability", "100")]
+        {
             Self::set(&format!("{DEBUG}/fail_page_alloc/{file}"), value);
         }
         Self(())

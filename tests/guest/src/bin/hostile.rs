@@ -336,7 +336,10 @@ fn a_copy_that_rings_counts_against_the_limit_of_the_channels_writers() {
     let eventfd = session.eventfd(1);
     let copy = |flags| {
         let id = channel.id();
-        session.node.call(number::COPY, &mut pcieipc_copy { flags, from: id, to: id, to_offset: 64, bytes: 8, timeout_ms: 1000, ..Record::new() })
+        session.node.call(
+            number::COPY,
+            &mut pcieipc_copy { flags, from: id, to: id, to_offset: 64, bytes: 8, timeout_ms: 1000, ..Record::new() },
+        )
     };
     copy(PCIEIPC_COPY_RING).unwrap();
     assert_eq!(signals(&eventfd, SOON), 1);

@@ -257,7 +257,10 @@ fn limits_are_what_the_parameters_say_in_query_and_in_fact() {
         let told = one.node.query();
         assert_eq!((told.max_channel_bytes, told.max_session_bytes, told.max_total_bytes), (64 << 10, 160 << 10, 320 << 10));
         assert_eq!((told.max_channels, told.event_queue, told.doorbells_per_second), (3, 32, 77));
-        assert_eq!((told.correctable_per_second, told.link_sample_ms, told.max_sessions, told.storm_interrupts), (3, 50, 4, 4321));
+        assert_eq!(
+            (told.correctable_per_second, told.link_sample_ms, told.max_sessions, told.storm_interrupts),
+            (3, 50, 4, 4321)
+        );
         let make = |session: &Session, kib: u64| session.create(kib << 10, 0).map(|channel| channel.id());
         let end = |session: &Session, channel| {
             let mut ended = pcieipc_channel { channel, ..Record::new() };
