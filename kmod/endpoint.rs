@@ -31,14 +31,9 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{Atomic, Relaxed, Release},
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
     },
-    time::{delay::fsleep, Delta},
 };
-
-/// So many reads of its ids in a row have to fail before a device counts as gone, and this long is between them.
-const LOOKS: u32 = 3;
-const BETWEEN_LOOKS: Delta = Delta::from_millis(2);
 
 /// What tells one device from another; constant while it is bound.
 #[derive(Clone, Copy)]
@@ -274,47 +269,6 @@ impl Endpoint {
             queue.wake();
         }
         self.finished.complete();
-    }
-
-    /// The lock under which the device may be touched, if it may and is there. One that is LIVE and does not answer is lost, though
-    /// nobody unbound it. A device that is being reset does not answer either, but it is not LIVE: the state changes under the same
-    /// lock first.
-    pub(crate) fn present(&self) -> Option<MutexGuard<'_, Hardware>> {
-        let mut hardware = self.hardware.lock();
-        if self.status.state() != state::LIVE || !hardware.is_bound() {
-            return None;
-        }
-        if self.answers() {
-            return Some(hardware);
-        }
-        dev_warn!(self.pdev, "no longer answers; treated as removed\n");
-        self.tell(kind::ERROR, [3, 0, 0, 0]);
-        let generation = self.status.generation();
-        self.change(&mut hardware, state::GONE, generation);
-        // It may come back while nobody expects it any more.
-        self.silence();
-        drop(hardware);
-        self.keep_others_off();
-        None
-    }
-
-    /// Whether the device still answers on the bus. One read may fail for other reasons, such as a completion that came too late, so
-    /// only several in a row tell. Sleeps between them.
-    pub(crate) fn answers(&self) -> bool {
-        (0..LOOKS).any(|look| {
-            if look > 0 {
-                fsleep(BETWEEN_LOOKS);
-            }
-            self.has_ids()
-        })
-    }
-
-    /// Whether one read of its ids succeeds.
-    fn has_ids(&self) -> bool {
-        let mut ids = 0;
-        // SAFETY: `pdev` holds a reference; reading the configuration space of a device that was removed gives all-ones.
-        let failed = unsafe { bindings::pci_read_config_dword(self.pci(), 0, &mut ids) } != 0;
-        !failed && ids != !0
     }
 
     /// Gives the endpoint to a session of generation `wanted` (0 for any).

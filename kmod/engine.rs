@@ -7,6 +7,7 @@
 
 use crate::{
     channel::Channel,
+    clock::now_ms,
     endpoint::Endpoint,
     hardware::Hardware,
     limits,
@@ -337,11 +338,6 @@ pub(crate) fn restart(endpoint: &Endpoint) -> Result {
         Engine::Soft => soft::restart(endpoint),
         Engine::Edu => edu::restart(endpoint),
     }
-}
-
-fn now_ms() -> u64 {
-    // SAFETY: Reads the monotonic clock.
-    unsafe { bindings::ktime_get() as u64 / 1_000_000 }
 }
 
 #[kunit_tests(pcieipc_engine)]

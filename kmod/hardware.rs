@@ -52,6 +52,8 @@ pub(crate) struct Hardware {
     memory: Taken,
     /// Who uses the engine.
     pub(crate) engine: engine::Use,
+    /// Since when, by [`crate::clock`], it does not answer, while nobody has said why ([`crate::missing`]).
+    pub(crate) missing_since: Option<u64>,
 }
 
 impl Hardware {
@@ -66,6 +68,7 @@ impl Hardware {
             next_key: 1,
             memory: Taken::new(),
             engine: engine::Use::new(),
+            missing_since: None,
         }
     }
 

@@ -25,6 +25,12 @@ bool pcieipc_inline_pci_channel_offline(struct pci_dev *pdev)
 	return pci_channel_offline(pdev);
 }
 
+bool pcieipc_inline_pci_dev_is_disconnected(struct pci_dev *pdev);
+bool pcieipc_inline_pci_dev_is_disconnected(struct pci_dev *pdev)
+{
+	return pci_dev_is_disconnected(pdev);
+}
+
 /* Of a virtual function too, whose bus may have no bridge of its own. */
 struct pci_dev *pcieipc_inline_pci_upstream_bridge(struct pci_dev *pdev);
 struct pci_dev *pcieipc_inline_pci_upstream_bridge(struct pci_dev *pdev)

@@ -17,6 +17,7 @@ use kernel::{
 unsafe extern "C" {
     fn pcieipc_inline_pci_domain_nr(bus: *mut bindings::pci_bus) -> i32;
     fn pcieipc_inline_pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool;
+    fn pcieipc_inline_pci_dev_is_disconnected(pdev: *mut bindings::pci_dev) -> bool;
     fn pcieipc_inline_pci_upstream_bridge(pdev: *mut bindings::pci_dev) -> *mut bindings::pci_dev;
     fn pcieipc_inline_is_memory_or_absent(pdev: *mut bindings::pci_dev, bar: i32) -> bool;
     fn pcieipc_inline_page_address(page: *mut bindings::page) -> *mut c_void;
@@ -71,6 +72,16 @@ pub(crate) unsafe fn pci_domain_nr(bus: *mut bindings::pci_bus) -> i32 {
 pub(crate) unsafe fn pci_channel_offline(pdev: *mut bindings::pci_dev) -> bool {
     // SAFETY: By the requirements of this function.
     unsafe { pcieipc_inline_pci_channel_offline(pdev) }
+}
+
+/// Whether hot-plug, or a recovery that failed, has given the device up for good.
+///
+/// # Safety
+///
+/// `pdev` is a valid device.
+pub(crate) unsafe fn pci_dev_is_disconnected(pdev: *mut bindings::pci_dev) -> bool {
+    // SAFETY: By the requirements of this function.
+    unsafe { pcieipc_inline_pci_dev_is_disconnected(pdev) }
 }
 
 /// The bridge above a function, for a virtual one that above its physical function; null below a host bridge.

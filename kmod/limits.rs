@@ -61,6 +61,11 @@ pub(crate) fn link_sample_ms() -> u32 {
     parameters::link_sample_ms.value().clamp(10, 60_000)
 }
 
+/// How long an endpoint that does not answer may take to come back before it is gone.
+pub(crate) fn missing_ms() -> u32 {
+    parameters::missing_ms.value().min(60_000)
+}
+
 /// Interrupts of one vector in a tenth of a second that count as a storm; 0 for none.
 pub(crate) fn storm_interrupts() -> u32 {
     parameters::storm_interrupts.value()

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Looks at an endpoint now and then: does it answer, what is its link, is a storm over?
+//! Looks at an endpoint now and then: does it answer, what is its link, is a storm over? And at one that does not answer, more often.
 
 use crate::{
+    clock::now_ms,
     endpoint::Endpoint,
     limits, link, queue,
     uapi::{kind, state},
@@ -10,15 +11,26 @@ use crate::{
 use kernel::{
     bindings, new_delayed_work, new_mutex,
     prelude::*,
-    sync::{atomic::Relaxed, Arc, Mutex},
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, Mutex,
+    },
     time::msecs_to_jiffies,
     workqueue::{DelayedWork, WorkItem},
 };
+
+/// However seldom links are sampled: so often it is looked whether somebody else has found the endpoint missing.
+const LOOK_AFTER_MS: u64 = 250;
+
+/// How often a missing endpoint is looked at.
+const MISSING_MS: u64 = 50;
 
 /// The work that looks, and then queues itself again.
 #[pin_data]
 pub(crate) struct Monitor {
     endpoint: Arc<Endpoint>,
+    /// When the link is sampled next; only the work itself uses it.
+    next_sample: Atomic<u64>,
     /// Interrupts of the endpoint are requested and may be enabled.
     #[pin]
     armed: Mutex<bool>,
@@ -34,16 +46,22 @@ impl WorkItem for Monitor {
     type Pointer = Arc<Monitor>;
 
     fn run(this: Arc<Monitor>) {
-        this.look();
+        let missing = this.endpoint.look_after();
+        if !missing && now_ms() >= this.next_sample.load(Relaxed) {
+            this.look();
+            this.next_sample.store(now_ms() + u64::from(limits::link_sample_ms()), Relaxed);
+        }
         if *this.armed.lock() {
-            this.queue();
+            this.queue(missing);
         }
     }
 }
 
 impl Monitor {
-    fn queue(self: &Arc<Self>) {
-        let delay = msecs_to_jiffies(limits::link_sample_ms()).max(1);
+    fn queue(self: &Arc<Self>, missing: bool) {
+        let left = self.next_sample.load(Relaxed).saturating_sub(now_ms());
+        let delay = if missing { MISSING_MS } else { left.min(LOOK_AFTER_MS) };
+        let delay = msecs_to_jiffies(delay as u32).max(1);
         // It is queued already when this fails, which is as good.
         if let Some(queue) = queue::get() {
             let _ = queue.enqueue_delayed(self.clone(), delay);
@@ -121,12 +139,13 @@ impl Running {
         let monitor = Arc::pin_init(
             pin_init!(Monitor {
                 endpoint,
+                next_sample: Atomic::new(0),
                 armed <- new_mutex!(true, "pcieipc_monitor"),
                 work <- new_delayed_work!("pcieipc_monitor"),
             }),
             GFP_KERNEL,
         )?;
-        monitor.queue();
+        monitor.queue(false);
         Ok(Self(monitor))
     }
 
@@ -141,7 +160,7 @@ impl Drop for Running {
         self.disarm();
         // CAST: `DelayedWork` is a transparent wrapper of `struct delayed_work`.
         let work = (&raw const self.0.work).cast_mut().cast::<bindings::delayed_work>();
-        // SAFETY: The work was initialized in `new`. Waits for a look that runs, which takes no lock of unbind's callers.
+        // SAFETY: The work was initialized in `new`. Waits for a look that runs, which at most tries to take a lock of unbind's callers.
         if unsafe { bindings::cancel_delayed_work_sync(work) } {
             // SAFETY: Queueing turned a reference into a pointer, and the work that would have taken it back will not run.
             drop(unsafe { Arc::from_raw(Arc::as_ptr(&self.0)) });

@@ -10,7 +10,8 @@
 //!
 //! From the outside in; none is held across user memory, and none that unbind needs is held across a wait for a user.
 //!
-//! 1. the device lock, where the PCI core holds it: probe, unbind, error and reset callbacks
+//! 1. the device lock, where the PCI core holds it: probe, unbind, error and reset callbacks; [`missing`] only tries to take it, and its
+//!    bridge's
 //! 2. `mmap_lock`, where the memory manager holds it: mmap and fault
 //! 3. [`session::Session`]'s table
 //! 4. [`channel::Channel`]'s importers
@@ -28,6 +29,7 @@ mod bell;
 mod bucket;
 mod call;
 mod channel;
+mod clock;
 mod distance;
 mod dmabuf;
 mod driver;
@@ -46,6 +48,7 @@ mod link;
 mod mapping;
 mod mapping_inode;
 mod memory;
+mod missing;
 mod mmap;
 mod monitor;
 mod msix;
@@ -164,6 +167,10 @@ module! {
         link_sample_ms: u32 {
             default: 200,
             description: "how often link and presence of an endpoint are looked at",
+        },
+        missing_ms: u32 {
+            default: 2000,
+            description: "how long an endpoint that does not answer may take to come back before it is gone",
         },
         storm_interrupts: u32 {
             default: 40_000,

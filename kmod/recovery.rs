@@ -6,9 +6,12 @@
 //! `pci::Adapter`. All callbacks but that for correctable errors run under the device lock; unbind may fall between two of them.
 
 use crate::{
+    clock::now_ms,
     driver::{Bound, Driver},
     endpoint::Endpoint,
-    engine, limits, registry,
+    engine,
+    hardware::Hardware,
+    limits, registry,
     uapi::{kind, state},
 };
 use core::mem::offset_of;
@@ -76,12 +79,10 @@ impl Endpoint {
     /// The device is in trouble, or about to be reset: nothing more goes to it, and it stops mastering the bus.
     pub(crate) fn suspend(&self) {
         let mut hardware = self.hardware.lock();
-        let generation = self.status.generation();
+        // Whoever called this says what becomes of it.
+        hardware.missing_since = None;
         if self.status.state() == state::LIVE {
-            self.change(&mut hardware, state::RECOVERING, generation);
-            // Whoever saw the old state without the lock, a doorbell or an interrupt, has made its access when this returns.
-            // SAFETY: Called from callbacks that may sleep, under no RCU read lock.
-            unsafe { bindings::synchronize_rcu() };
+            self.leave(&mut hardware);
         }
         if hardware.engine.is_busy() {
             hardware.engine.abort(EIO);
@@ -90,6 +91,15 @@ impl Endpoint {
         drop(hardware);
         // Before this returns, so that nobody's access falls into the reset.
         self.keep_others_off();
+    }
+
+    /// LIVE ends, and nobody touches the device any more when this returns.
+    pub(crate) fn leave(&self, hardware: &mut Hardware) {
+        let generation = self.status.generation();
+        self.change(hardware, state::RECOVERING, generation);
+        // Whoever saw the old state without the lock, a doorbell or an interrupt, has made its access when this returns.
+        // SAFETY: Callers may sleep, as the lock that they hold is a mutex, and are under no RCU read lock.
+        unsafe { bindings::synchronize_rcu() };
     }
 
     /// The device works again: a new life. Its rings are told again when the session recovers.
@@ -122,7 +132,7 @@ impl Endpoint {
         // The lock is held until it is told, so that totals are told in their order and none twice.
         let mut brake = self.correctable.lock();
         let total = self.counters.correctable.load(Relaxed);
-        if let Some(since) = brake.release(total, now_second(), limits::correctable_per_second()) {
+        if let Some(since) = brake.release(total, now_ms() / 1000, limits::correctable_per_second()) {
             self.tell(kind::CORRECTABLE, [since, total, 0, 0]);
         }
     }
@@ -258,12 +268,6 @@ extern "C" fn wake(device: *mut bindings::device) -> i32 {
 extern "C" fn shutdown(pdev: *mut bindings::pci_dev) {
     // SAFETY: A callback of the PCI core.
     unsafe { with_endpoint(pdev, (), Endpoint::die) };
-}
-
-fn now_second() -> u64 {
-    // SAFETY: Reads the monotonic clock.
-    let now = unsafe { bindings::ktime_get() };
-    now as u64 / 1_000_000_000
 }
 
 /// Turns many errors into few events: at most so many a second, none forgotten.

@@ -17,7 +17,7 @@
  * offsets for mmap are 64 bits wide.
  *
  * Errors of all calls: ENOTTY unknown call; E2BIG unknown tail; EINVAL bad value; EFAULT bad pointer; ENOENT no object
- * with that id; EOPNOTSUPP not on this endpoint; EIO the endpoint is recovering; ESTALE the endpoint lives in a newer
+ * with that id; EOPNOTSUPP not on this endpoint; EIO the endpoint is recovering or does not answer; ESTALE the endpoint lives in a newer
  * generation than the session attached to (see PCIEIPC_IOCTL_RECOVER); ENODEV the endpoint is gone or dead; ENOTCONN the
  * session is not attached; EBUSY taken; EPERM the caller's process or privilege does not allow it; ENOMEM no memory or
  * over RLIMIT_MEMLOCK (the kernel log names which limit); ENOSPC over a limit of the module; EAGAIN the rate limit of
@@ -184,9 +184,9 @@ struct pcieipc_enumerate {
 /**
  * enum pcieipc_state - states of an endpoint
  * @PCIEIPC_STATE_LIVE: usable
- * @PCIEIPC_STATE_RECOVERING: in error recovery or reset; calls answer EIO
+ * @PCIEIPC_STATE_RECOVERING: in error recovery or reset, or it does not answer and it is not known why; calls answer EIO
  * @PCIEIPC_STATE_DEAD: recovery failed; only removal helps
- * @PCIEIPC_STATE_GONE: unbound or removed
+ * @PCIEIPC_STATE_GONE: unbound or removed, or it did not answer for longer than the module parameter missing_ms says
  */
 enum pcieipc_state {
 	PCIEIPC_STATE_LIVE = 1,

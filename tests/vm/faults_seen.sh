@@ -44,7 +44,7 @@ watch_is_silent() { sleep 1; [ -z "$(since_watch)" ]; result $? "$1"; }
 softdev() { host softdev "$1" >/dev/null; }
 device=/sys/bus/pci/devices
 
-echo "1..31"
+echo "1..32"
 first=$(pcieipc info --json | grep -o '"address":"[^"]*"' | sed -n 1p | cut -d '"' -f 4)
 echo "# endpoint $first"
 pcieipc watch --interval 0.2 >/tmp/watch 2>/tmp/watch.err &
@@ -110,7 +110,8 @@ becomes silence_until_its_power_was_switched lives_anew
 
 sleep 1; begin
 softdev '{"cmd":"die","endpoint":0}'
-dmesg_says a_death_is_in_dmesg "$first: no longer answers; treated as removed"
+dmesg_says a_death_is_in_dmesg "$first: does not answer; treated as removed unless it comes back within 2000 ms"
+dmesg_says a_death_and_that_it_is_final "$first: no longer answers; treated as removed"
 watch_says a_death_and_in_watch "$first fell off the bus: it answers all ones"
 echo 1 >"$device/$first"/remove
 softdev '{"cmd":"revive","endpoint":0}'

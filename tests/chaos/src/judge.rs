@@ -29,7 +29,9 @@ pub fn outcome(kind: Kind, engine: bool) -> Outcome {
         | Kind::ForkExec
         | Kind::MemoryPressure => Outcome::Unnoticed,
         Kind::NonFatal | Kind::Fatal | Kind::FunctionReset => Outcome::Told(&["EndpointRecovering"]),
-        Kind::RemoveRescan | Kind::UnbindBind | Kind::Death => Outcome::Told(&["EndpointGone"]),
+        Kind::RemoveRescan | Kind::UnbindBind => Outcome::Told(&["EndpointGone"]),
+        // It might come back, until its time is over.
+        Kind::Death => Outcome::Told(&["EndpointRecovering", "EndpointGone"]),
         // A processor's records need no interrupt: sleepers look again by themselves. An engine that does not start does.
         Kind::Silence if engine => Outcome::Told(&["Timeout", "Device", "EndpointGone"]),
         Kind::Silence => Outcome::Unnoticed,

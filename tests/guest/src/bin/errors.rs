@@ -23,6 +23,9 @@ use guest::{
 use nix::{errno::Errno, fcntl::OFlag, poll::PollFlags};
 use serde_json::json;
 
+/// How long an endpoint that does not answer may take to come back, as `errors.toml` says.
+const MISSING: Duration = Duration::from_secs(4);
+
 /// Has the kernel find an error in the endpoint's AER registers.
 fn inject(session: &Session, uncorrectable: u32, correctable: u32) {
     aer::inject(session.info().address, uncorrectable, correctable);
@@ -35,6 +38,15 @@ fn recover(session: &Session) -> Result<u64, Errno> {
 
 fn kinds(events: &[pcieipc_event], kind: u32) -> Vec<&pcieipc_event> {
     events.iter().filter(|event| event.kind == kind).collect()
+}
+
+const LIVE: u64 = PCIEIPC_STATE_LIVE as u64;
+const RECOVERING: u64 = PCIEIPC_STATE_RECOVERING as u64;
+const GONE: u64 = PCIEIPC_STATE_GONE as u64;
+
+/// The changes of state that they tell.
+fn changes(events: &[pcieipc_event]) -> Vec<(u64, u64)> {
+    kinds(events, PCIEIPC_EVENT_STATE).iter().map(|event| (event.detail[0], event.detail[1])).collect()
 }
 
 fn correctable_errors_are_counted_and_told_and_nothing_else_happens() {
@@ -88,9 +100,7 @@ fn survived(severity: Option<u64>, cause: impl Fn(&Session)) {
         events.extend(session.node.events());
         kinds(&events, PCIEIPC_EVENT_STATE).len() >= 2
     });
-    let states: Vec<_> = kinds(&events, PCIEIPC_EVENT_STATE).iter().map(|event| (event.detail[0], event.detail[1])).collect();
-    let (live, recovering) = (u64::from(PCIEIPC_STATE_LIVE), u64::from(PCIEIPC_STATE_RECOVERING));
-    assert_eq!(states, [(live, recovering), (recovering, live)], "{events:?}");
+    assert_eq!(changes(&events), [(LIVE, RECOVERING), (RECOVERING, LIVE)], "{events:?}");
     let severities: Vec<u64> = kinds(&events, PCIEIPC_EVENT_ERROR).iter().map(|event| event.detail[0]).collect();
     assert_eq!(severities, Vec::from_iter(severity), "{events:?}");
 
@@ -304,23 +314,131 @@ fn errors_of_one_endpoint_leave_its_sibling_alone() {
     assert_eq!(signals(&eventfd, SOON), 1);
 }
 
-fn two_reads_that_fail_are_no_removal_and_many_in_a_row_are() {
+fn two_reads_that_fail_are_nothing() {
     let session = Session::nth(0);
-    let (serial, function, before) = (session.info().serial, session.function(), session.state());
-    let endpoint = played(serial)["endpoint"].clone();
-    let misread = |count: u32| softdev(&json!({"cmd": "misread", "endpoint": endpoint, "count": count}));
+    let (serial, before) = (session.info().serial, session.state());
     session.node.events();
-    misread(2);
+    misread(&session, 2);
     assert!(wait::until(SOON, || played(serial)["misreads"] == 0), "nobody looks at the endpoint: {}", played(serial));
     thread::sleep(Duration::from_millis(100));
     let events = session.node.events();
     assert_eq!((session.state(), kinds(&events, PCIEIPC_EVENT_STATE).len()), (before, 0), "{events:?}");
-    misread(1_000_000);
-    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_GONE), "{:?}", session.state());
-    misread(0);
+}
+
+/// The next reads of its ids give all-ones, and those alone, so the kernel can still read the errors that are injected.
+fn misread(session: &Session, count: u32) {
+    let endpoint = played(session.info().serial)["endpoint"].clone();
+    softdev(&json!({"cmd": "misread", "endpoint": endpoint, "count": count}));
+}
+
+fn becomes_recovering(session: &Session) {
+    let generation = session.attached.generation;
+    assert!(wait::until(SOON, || session.state() == (PCIEIPC_STATE_RECOVERING, generation)), "{:?}", session.state());
+}
+
+fn one_that_does_not_answer_is_off_the_bus_and_gone_when_its_time_is_over() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    let channel = session.create(1 << 18, 1).unwrap();
+    let eventfd = session.eventfd(0);
+    let export = channel.export().unwrap();
+    session.node.events();
+    misread(&session, u32::MAX);
+    becomes_recovering(&session);
+    let begin = Instant::now();
+    assert!(signals(&eventfd, SOON) > 0, "whoever sleeps is told at once");
+    let eio = Err(Errno::EIO);
+    assert_eq!((session.ring(1), export.ring(), recover(&session).map(drop)), (eio, eio, eio));
+    assert_eq!(session.create(PAGE as u64, 0).map(drop), eio);
+    let polled = wait::polled(&export, PollFlags::POLLPRI, SOON);
+    assert!(polled.contains(PollFlags::POLLPRI) && !polled.contains(PollFlags::POLLHUP), "{polled:?}");
+    assert!(wait::until(SOON, || function.command().unwrap() & 4 == 0), "it may not master the bus");
+    assert!(begin.elapsed() < MISSING, "this machine is too slow to look in time");
+    assert_eq!(session.state().0, PCIEIPC_STATE_RECOVERING);
+
+    assert!(wait::until(MISSING + SOON, || session.state().0 == PCIEIPC_STATE_GONE), "{:?}", session.state());
+    let took = begin.elapsed();
+    println!("# gone after {} ms", took.as_millis());
+    // It was missing a moment before it was seen here.
+    assert!(took + Duration::from_millis(200) > MISSING, "it had {MISSING:?} to come back");
+    assert!(signals(&eventfd, SOON) > 0);
+    assert_eq!(recover(&session), Err(Errno::ENODEV));
+    let events = session.node.events();
+    assert_eq!(changes(&events), [(LIVE, RECOVERING), (RECOVERING, GONE)], "{events:?}");
+    assert_eq!(kinds(&events, PCIEIPC_EVENT_ERROR).iter().map(|event| event.detail[0]).collect::<Vec<_>>(), [3], "{events:?}");
+    misread(&session, 0);
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(session.state().0, PCIEIPC_STATE_GONE, "it does not come back by itself any more");
     function.remove().unwrap();
     Function::rescan().unwrap();
     living(serial);
+}
+
+fn one_that_answers_again_in_time_begins_a_new_life_by_a_reset() {
+    survived(None, |session| {
+        let serial = session.info().serial;
+        let life = || played(serial)["life"].as_u64().unwrap();
+        let before = life();
+        misread(session, u32::MAX);
+        becomes_recovering(session);
+        misread(session, 0);
+        assert!(wait::until(SOON, || life() == before + 1), "{}", played(serial));
+    });
+}
+
+fn one_that_lost_its_power_for_a_moment_gets_its_configuration_back() {
+    survived(None, |session| {
+        let endpoint = played(session.info().serial)["endpoint"].clone();
+        softdev(&json!({"cmd": "die", "endpoint": endpoint}));
+        becomes_recovering(session);
+        softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    });
+}
+
+/// A port with DPC takes the link down before the kernel hears of the error, and then it looks as if the endpoint were gone. `answer`
+/// is how the link comes back when the recovery has begun.
+fn silent_before_its_error(session: &Session, silence: impl FnOnce(), error: impl FnOnce(), answer: impl FnOnce()) {
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let serial = session.info().serial;
+    let endpoint = played(serial)["endpoint"].clone();
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 200_000}));
+    thread::scope(|scope| {
+        let copying = scope.spawn(|| {
+            let mut copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 1 << 20, timeout_ms: 10_000, ..Record::new() };
+            session.node.call(number::COPY, &mut copy)
+        });
+        assert!(wait::until(SOON, || played(serial)["busy"] == true), "{}", played(serial));
+        silence();
+        becomes_recovering(session);
+        assert_eq!(copying.join().unwrap(), Err(Errno::EIO));
+    });
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(session.state(), (PCIEIPC_STATE_RECOVERING, session.attached.generation));
+    let watcher = Node::open(OFlag::O_NONBLOCK);
+    error();
+    let begun = wait::until(SOON, || !kinds(&watcher.events(), PCIEIPC_EVENT_ERROR).is_empty());
+    assert!(begun, "the kernel's recovery begins");
+    answer();
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
+    for channel in [from, to] {
+        channel.destroy().unwrap();
+    }
+}
+
+fn one_that_fell_silent_before_its_error_was_reported_is_survived() {
+    survived(Some(2), |session| {
+        let error = || inject(session, MALFORMED_TLP, 0);
+        silent_before_its_error(session, || misread(session, u32::MAX), error, || misread(session, 0));
+    });
+}
+
+fn one_whose_port_took_the_link_down_before_the_error_was_reported_is_survived() {
+    survived(Some(2), |session| {
+        let endpoint = played(session.info().serial)["endpoint"].clone();
+        let play = |what: &str| drop(softdev(&json!({"cmd": what, "endpoint": endpoint})));
+        let error = || aer::inject(session.function().port().unwrap(), MALFORMED_TLP, 0);
+        silent_before_its_error(session, || play("die"), error, || play("revive"));
+    });
 }
 
 fn a_worse_link_and_its_return_are_events_with_before_and_after() {
@@ -377,7 +495,12 @@ fn main() -> ExitCode {
             an_error_in_the_middle_of_a_copy_ends_it_and_nothing_lands_later,
             a_reset_ends_copies_of_other_endpoints_into_its_memory_before_it_begins,
             errors_of_one_endpoint_leave_its_sibling_alone,
-            two_reads_that_fail_are_no_removal_and_many_in_a_row_are,
+            two_reads_that_fail_are_nothing,
+            one_that_does_not_answer_is_off_the_bus_and_gone_when_its_time_is_over,
+            one_that_answers_again_in_time_begins_a_new_life_by_a_reset,
+            one_that_lost_its_power_for_a_moment_gets_its_configuration_back,
+            one_that_fell_silent_before_its_error_was_reported_is_survived,
+            one_whose_port_took_the_link_down_before_the_error_was_reported_is_survived,
             a_worse_link_and_its_return_are_events_with_before_and_after,
             a_reader_blocked_while_the_endpoint_is_reset_wakes,
             an_endpoint_that_died_in_its_recovery_is_dead_and_comes_back_by_removal,
