@@ -314,13 +314,13 @@ pub(crate) fn stop(endpoint: &Endpoint) -> bool {
 ///
 /// # Errors
 ///
-/// As [`restart`]; the endpoint is DEAD then, if it was not worse, and stays off the bus.
+/// `ENODEV` when it does not forget: the endpoint is DEAD then, if it was not worse, and stays off the bus.
 pub(crate) fn reset(endpoint: &Endpoint, hardware: &mut Hardware) -> Result {
-    if let Err(error) = restart(endpoint) {
+    if restart(endpoint).is_err() {
         dev_warn!(endpoint.pdev, "the engine holds on to an order; remove and rescan the device\n");
         let generation = endpoint.status.generation();
         endpoint.change(hardware, state::DEAD, generation);
-        return Err(error);
+        return Err(ENODEV);
     }
     endpoint.unsilence();
     endpoint.program_all(hardware)

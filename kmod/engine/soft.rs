@@ -97,13 +97,19 @@ pub(super) fn stop(endpoint: &Endpoint) -> bool {
     false
 }
 
-/// Resets it. The read makes sure that it has forgotten.
+/// Resets it, and waits until it has forgotten.
 ///
 /// # Errors
 ///
-/// `ENODEV` after unbind.
+/// `ENODEV` after unbind, `EIO` when it does not forget.
 pub(super) fn restart(endpoint: &Endpoint) -> Result {
     endpoint.registers.write32(BAR, CONTROL, CONTROL_RESET)?;
-    endpoint.registers.read32(BAR, STATUS)?;
-    endpoint.registers.write32(BAR, CONTROL, CONTROL_ENGINE)
+    for _ in 0..STOP_MS {
+        match endpoint.registers.read32(BAR, STATUS)? {
+            // One that does not answer has no order either; what became of it is seen elsewhere.
+            status if status != u32::MAX && status & STATUS_BUSY != 0 => fsleep(Delta::from_millis(1)),
+            _ => return endpoint.registers.write32(BAR, CONTROL, CONTROL_ENGINE),
+        }
+    }
+    Err(EIO)
 }

@@ -43,6 +43,7 @@ enum Request {
     Flood { endpoint: usize, vector: usize, count: u32, us: u64 },
     Corrupt { endpoint: usize, count: u32 },
     Misread { endpoint: usize, count: u32 },
+    Stick { endpoint: usize },
     Scribble { endpoint: usize, slot: usize, offset: u64, bytes: usize, seed: u64 },
     Die { endpoint: usize },
     Silence { endpoint: usize },
@@ -90,6 +91,7 @@ fn answer(endpoints: &[Arc<Endpoint>], line: &str) -> Result<Value, String> {
         }
         Request::Corrupt { endpoint, count } => find(endpoint)?.engine().corrupt(count),
         Request::Misread { endpoint, count } => find(endpoint)?.misread(count),
+        Request::Stick { endpoint } => find(endpoint)?.engine().stick(),
         Request::Scribble { endpoint, slot, offset, bytes, seed } => {
             at_most("bytes", bytes, MAX_SCRIBBLE)?;
             find(endpoint)?.scribble(slot, offset, &noise(seed, bytes))?;

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     },
     time::{Duration, Instant},
 };
@@ -89,6 +89,7 @@ pub struct Engine {
     changed: Condvar,
     corrupt: AtomicU32,
     bytes_per_second: AtomicU64,
+    stuck: AtomicBool,
     bytes: AtomicU64,
     errors: AtomicU64,
 }
@@ -116,7 +117,9 @@ impl Engine {
     /// Starts a copy; nothing happens while one runs.
     pub fn start(&self, descriptor: Descriptor) {
         let mut shared = self.lock();
-        if !shared.busy && !shared.quit {
+        if self.stuck.load(Ordering::Relaxed) {
+            shared.result = RESULT_BUSY;
+        } else if !shared.busy && !shared.quit {
             *shared = Shared { job: Some(descriptor), busy: true, result: RESULT_BUSY, ..Shared::default() };
             self.changed.notify_all();
         }
@@ -164,9 +167,9 @@ impl Engine {
         self.changed.notify_all();
     }
 
-    /// A copy runs.
+    /// A copy runs, or it says so.
     pub fn busy(&self) -> bool {
-        self.lock().busy
+        self.lock().busy || self.stuck.load(Ordering::Relaxed)
     }
 
     /// DMA_RESULT and DMA_ERROR.
@@ -190,9 +193,15 @@ impl Engine {
         self.bytes_per_second.store(bytes_per_second, Ordering::Relaxed);
     }
 
-    /// Forgets corruption and speed limit.
+    /// From now on it says that it is busy, whatever it is told, and does nothing.
+    pub fn stick(&self) {
+        self.stuck.store(true, Ordering::Relaxed);
+    }
+
+    /// Forgets corruption, speed limit and that it is stuck.
     pub fn clear_faults(&self) {
         self.corrupt.store(0, Ordering::Relaxed);
+        self.stuck.store(false, Ordering::Relaxed);
         self.set_speed(0);
     }
 

@@ -224,6 +224,27 @@ fn a_silent_endpoint_answers_but_neither_interrupts_nor_copies() {
 }
 
 #[test]
+fn an_engine_that_is_stuck_is_busy_over_stop_and_resets_until_it_is_revived() {
+    let machine = Machine::start(1, &[]);
+    let mut endpoint = machine.driven(0);
+    let mut control = machine.control();
+    control.ok(&json!({"cmd": "stick", "endpoint": 0}));
+    let busy = |endpoint: &mut machine::Driven| endpoint.read32(0, reg::STATUS) & reg::STATUS_BUSY != 0;
+    endpoint.write32(0, reg::DMA_STOP, 1);
+    assert!(busy(&mut endpoint));
+    endpoint.write32(0, reg::CONTROL, reg::CONTROL_RESET);
+    assert!(busy(&mut endpoint));
+    endpoint.client.reset().unwrap();
+    endpoint.probe();
+    assert!(busy(&mut endpoint));
+    control.ok(&json!({"cmd": "revive", "endpoint": 0}));
+    endpoint.probe();
+    let own = reg::FLAG_SOURCE_OWN | reg::FLAG_DESTINATION_OWN;
+    assert!(!busy(&mut endpoint));
+    assert_eq!(endpoint.copy(0, 64, 8, own), DONE);
+}
+
+#[test]
 fn link_status_shows_what_was_asked_for_across_function_resets() {
     let machine = Machine::start(1, &[]);
     let mut endpoint = machine.driven(0);

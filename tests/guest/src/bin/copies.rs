@@ -178,6 +178,30 @@ fn death_in_the_middle_of_a_copy_is_an_error_within_its_time() {
     guest::session::living(serial);
 }
 
+fn an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let (serial, function, endpoint) = (session.info().serial, session.function(), endpoint_of(&session));
+    let eventfd = session.eventfd(0);
+    softdev(&json!({"cmd": "stick", "endpoint": endpoint}));
+    let mut copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 1 << 20, timeout_ms: 200, ..Record::new() };
+    let begin = Instant::now();
+    assert_eq!(session.node.call(number::COPY, &mut copy), Err(Errno::ENODEV));
+    assert!(begin.elapsed() < wait::patiently(SOON));
+    assert_eq!(session.state().0, PCIEIPC_STATE_DEAD);
+    assert!(signals(&eventfd, SOON) > 0, "whoever sleeps is told");
+    assert_eq!(played(serial)["mastering"], false, "it does not get the bus again");
+    assert_eq!(session.ring(0), Err(Errno::ENODEV));
+    for channel in [from, to] {
+        channel.destroy().unwrap();
+    }
+    assert_eq!(played(serial)["mastering"], false, "not for the end of its rings either");
+    function.remove().unwrap();
+    softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    Function::rescan().unwrap();
+    guest::session::living(serial);
+}
+
 fn unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later() {
     let session = Session::nth(0);
     let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
@@ -215,6 +239,7 @@ fn main() -> ExitCode {
             a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
             a_silent_endpoint_makes_a_copy_time_out_not_hang,
             death_in_the_middle_of_a_copy_is_an_error_within_its_time,
+            an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead,
             unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later,
         ],
         machine::repair,
