@@ -18,6 +18,7 @@ use kernel::{
     bindings,
     device::{self, Core},
     dma::{Device as _, DmaMask},
+    error::to_result,
     irq,
     page::PAGE_SIZE,
     pci,
@@ -149,6 +150,11 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
 
     let mut registers = Registers::new();
     map_bars(pdev, &profile, &mut registers)?;
+    if let Some(bar) = profile.memory_bar {
+        // Mapped to users only, never to the kernel as a whole, but nobody else's. Given back behind the binding.
+        // SAFETY: The device is being probed.
+        to_result(unsafe { bindings::pcim_request_region(pci_raw(pdev), bar as i32, c"pcieipc".as_char_ptr()) })?;
+    }
     if let Some(signature) = &profile.signature {
         check_signature(pdev, &registers, signature)?;
     }
@@ -173,6 +179,7 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
         registry::remove(&endpoint);
         endpoint.unbind();
     })?;
+    registry::announce(&endpoint);
     dev_info!(pdev, "endpoint {} ({} vectors, generation {})\n", endpoint.id, wanted, endpoint.status.generation());
     Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, _node: node, endpoint, _memory: memory, _disable: enabled })
 }

@@ -83,28 +83,28 @@ pub(crate) fn next_generation() -> u64 {
     NEXT_GENERATION.fetch_add(1, Relaxed)
 }
 
-/// Adds an endpoint and tells everybody.
+/// Adds an endpoint.
 ///
 /// # Errors
 ///
 /// `ENOSPC` over the limit of endpoints, `ENOMEM` without memory.
 pub(crate) fn add(endpoint: &Arc<Endpoint>) -> Result {
-    let before;
-    {
-        let mut registry = REGISTRY.lock();
-        if registry.endpoints.len() >= limits::ENDPOINTS as usize {
-            return Err(ENOSPC);
-        }
-        registry.endpoints.push(endpoint.clone(), GFP_KERNEL)?;
-        before = registry.predecessor(&endpoint.identity);
+    let mut registry = REGISTRY.lock();
+    if registry.endpoints.len() >= limits::ENDPOINTS as usize {
+        return Err(ENOSPC);
     }
+    Ok(registry.endpoints.push(endpoint.clone(), GFP_KERNEL)?)
+}
+
+/// Tells that it was added; everything by which it is reached is there.
+pub(crate) fn announce(endpoint: &Endpoint) {
+    let before = REGISTRY.lock().predecessor(&endpoint.identity);
     publish(&Event {
         kind: kind::ADDED,
         endpoint: endpoint.id,
         generation: endpoint.status.generation(),
         detail: [endpoint.identity.serial, u64::from(before), 0, 0],
     });
-    Ok(())
 }
 
 /// Removes an endpoint; it is remembered as past.

@@ -121,6 +121,20 @@ impl Function {
         fs::write("/sys/bus/pci/rescan", "1")
     }
 
+    /// First and last address of each BAR, 0 and 0 for one that it has not.
+    ///
+    /// # Errors
+    /// What sysfs says.
+    pub fn resources(&self) -> io::Result<Vec<(u64, u64)>> {
+        let text = fs::read_to_string(self.device("resource"))?;
+        let number = |word: Option<&str>| word.and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+        let range = |line: &str| {
+            let mut words = line.split_whitespace();
+            number(words.next()).zip(number(words.next())).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        };
+        text.lines().take(6).map(range).collect()
+    }
+
     /// Command register.
     ///
     /// # Errors

@@ -308,6 +308,19 @@ fn nothing_that_is_told_says_where_a_device_finds_a_ring() {
     }
 }
 
+fn the_kernel_lists_its_bars_as_taken_by_the_module() {
+    let session = Session::nth(0);
+    let resources = session.function().resources().unwrap();
+    let taken = fs::read_to_string("/proc/iomem").unwrap();
+    // Registers, which the kernel maps, and the memory, which only users do.
+    for bar in [0, 2] {
+        let (start, end) = resources[bar];
+        assert!(end > start, "{resources:x?}");
+        let line = format!("{start:08x}-{end:08x} : pcieipc");
+        assert!(taken.lines().any(|taken| taken.trim() == line), "no {line} in {taken}");
+    }
+}
+
 fn main() -> ExitCode {
     ktap::main(
         promises![
@@ -317,6 +330,7 @@ fn main() -> ExitCode {
             distances_and_their_reasons_are_those_of_the_tree,
             memory_of_an_endpoint_too_far_away_is_refused_with_the_reason,
             nothing_that_is_told_says_where_a_device_finds_a_ring,
+            the_kernel_lists_its_bars_as_taken_by_the_module,
         ],
         machine::repair,
     )

@@ -3,6 +3,7 @@
 
 use std::{
     cell::Cell,
+    fs,
     os::fd::{AsFd, AsRawFd},
     process::ExitCode,
     thread,
@@ -367,6 +368,29 @@ fn the_death_of_a_peer_is_no_event_for_other_sessions_channels() {
     living(serial);
 }
 
+fn the_node_of_a_returned_endpoint_is_there_when_its_return_is_told() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    drop(session);
+    for _ in 0..10 {
+        function.unbind().unwrap();
+        let watcher = Node::open(OFlag::empty());
+        thread::scope(|scope| {
+            let opened = scope.spawn(|| {
+                loop {
+                    let event = watcher.read_event().unwrap();
+                    if event.kind == PCIEIPC_EVENT_ADDED {
+                        return fs::File::open(format!("/dev/pcieipc{}", event.endpoint)).map(drop).map_err(|error| error.kind());
+                    }
+                }
+            });
+            function.bind().unwrap();
+            assert_eq!(opened.join().unwrap(), Ok(()));
+        });
+        living(serial);
+    }
+}
+
 fn main() -> ExitCode {
     ktap::main(
         promises![
@@ -388,6 +412,7 @@ fn main() -> ExitCode {
             an_unbind_takes_the_endpoint_off_the_bus_then_waits_for_what_it_began_and_then_unmaps,
             pages_that_a_device_may_still_reach_are_kept_from_everybody,
             the_death_of_a_peer_is_no_event_for_other_sessions_channels,
+            the_node_of_a_returned_endpoint_is_there_when_its_return_is_told,
         ],
         machine::repair,
     )
