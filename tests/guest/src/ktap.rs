@@ -2,7 +2,7 @@
 //! Runs promises one after the other, each with a time limit, and reports in KTAP.
 
 use std::{
-    panic,
+    env, panic,
     process::ExitCode,
     sync::mpsc,
     thread,
@@ -50,9 +50,9 @@ pub fn prove(promises: &[Promise], repair: fn()) -> ExitCode {
     if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Keeps the promises whose name contains the program's first argument, or all.
+/// Proves the promises whose name contains the program's first argument, or what `ONLY` says, or all.
 pub fn main(promises: &[Promise], repair: fn()) -> ExitCode {
-    let wanted = std::env::args().nth(1);
+    let wanted = env::args().nth(1).or_else(|| env::var("ONLY").ok());
     let chosen: Vec<Promise> = promises
         .iter()
         .filter(|(name, _)| wanted.as_ref().is_none_or(|wanted| name.contains(wanted.as_str())))

@@ -60,6 +60,8 @@ pub struct Guest {
     pub c_libraries: Vec<String>,
     /// Programs of the environment (of Debian), by absolute path, with the libraries they need.
     pub system: Vec<PathBuf>,
+    /// Debian's udev, which no program of the environment is, in `/udev`: `LD_LIBRARY_PATH=/udev/lib /udev/udevadm`.
+    pub udev: bool,
     /// Other files, `HOST-PATH:GUEST-PATH`, the first relative to the checkout; a folder is taken whole.
     pub files: Vec<String>,
 }
@@ -78,6 +80,7 @@ impl Default for Guest {
             c_programs_32: Vec::new(),
             c_libraries: Vec::new(),
             system: Vec::new(),
+            udev: false,
             files: Vec::new(),
         }
     }

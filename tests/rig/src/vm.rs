@@ -308,6 +308,13 @@ fn initramfs(spec: &Spec, place: &Place, folder: &Path) -> Result<Initramfs> {
         let name = program.file_name().unwrap_or_default();
         files.program(program, &Path::new("/bin").join(name))?;
     }
+    if guest.udev {
+        let udev = crate::kernel::cache()?.join("current/udev");
+        if !udev.exists() {
+            return Err(Error::Missing { path: udev, remedy: "run 'make vm-env'" });
+        }
+        files.tree(&udev, Path::new("/udev"))?;
+    }
     for (sources, width, ending) in [(&guest.c_programs, "-m64", ""), (&guest.c_programs_32, "-m32", "-32")] {
         for source in sources {
             let name = format!("{}{ending}", source.file_stem().unwrap_or_default().to_string_lossy());
