@@ -108,7 +108,8 @@ fn a_copy_in_pieces_is_whole_and_rings_once_behind_the_last() {
     let to = import(&writer, export.as_fd().as_raw_fd());
     let [source, ..] = own.export().unwrap().maps();
     let [target, ..] = export.maps();
-    let mut copy = pcieipc_copy { flags: PCIEIPC_COPY_RING, from: own.id(), to, bytes: BYTES as u32, timeout_ms: 10_000, ..Record::new() };
+    let mut copy =
+        pcieipc_copy { flags: PCIEIPC_COPY_RING, from: own.id(), to, bytes: BYTES as u32, timeout_ms: 10_000, ..Record::new() };
     // Half a second in all, so that whoever is woken too early sees what is missing.
     let endpoint = endpoint_of(&writer);
     softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 2 * BYTES}));

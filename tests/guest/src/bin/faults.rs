@@ -397,12 +397,17 @@ fn loading_the_module_survives_every_fault() {
     }
     machine::unload();
     let step = if std::env::var_os("SHORT").is_some() { 25 } else { 1 };
-    sweep_each(step, "loading", || (), |()| match machine::try_insert(c"doorbell_map=1") {
-        Ok(()) => Ok(Unload),
-        // Reading the file, the kernel counts short reads as a module that it does not understand; so it does a string that it could not copy.
-        Err(Errno::ENOEXEC | Errno::EINVAL) => Err(Errno::ENOMEM),
-        Err(error) => Err(error),
-    });
+    sweep_each(
+        step,
+        "loading",
+        || (),
+        |()| match machine::try_insert(c"doorbell_map=1") {
+            Ok(()) => Ok(Unload),
+            // Reading the file, the kernel counts short reads as a module that it does not understand; so it does a string that it could not copy.
+            Err(Errno::ENOEXEC | Errno::EINVAL) => Err(Errno::ENOMEM),
+            Err(error) => Err(error),
+        },
+    );
     machine::repair();
 }
 

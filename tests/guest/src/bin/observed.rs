@@ -278,7 +278,15 @@ fn nothing_that_is_told_says_where_a_device_finds_a_ring() {
     let addresses: Vec<u64> = serde_json::from_value(played(session.info().serial)["ring_addresses"].clone()).unwrap();
     assert!(!addresses.is_empty() && !addresses.contains(&0), "the device was told: {addresses:?}");
     let id = made.channel;
-    let copy = pcieipc_copy { from: id, to: id, to_offset: 64, bytes: 64, timeout_ms: 10_000, flags: PCIEIPC_COPY_RING, ..Record::new() };
+    let copy = pcieipc_copy {
+        from: id,
+        to: id,
+        to_offset: 64,
+        bytes: 64,
+        timeout_ms: 10_000,
+        flags: PCIEIPC_COPY_RING,
+        ..Record::new()
+    };
     session.node.get(number::COPY, copy);
     export.ring().unwrap();
     assert_eq!(import(&session, &export).map(drop), Ok(()));
@@ -300,7 +308,10 @@ fn nothing_that_is_told_says_where_a_device_finds_a_ring() {
         format!("{:?}", watcher.events()),
     ];
     let text = text + &told.join("\n");
-    assert!(text.contains("pcieipc_doorbell") && text.contains("pcieipc-channels"), "there was something to look through: {text}");
+    assert!(
+        text.contains("pcieipc_doorbell") && text.contains("pcieipc-channels"),
+        "there was something to look through: {text}"
+    );
     for address in addresses {
         for form in [format!("{address:x}"), address.to_string()] {
             assert!(!text.contains(&form), "{form} is told in\n{text}");
