@@ -135,9 +135,18 @@ fn shared() -> Arc<Shared> {
     Arc::new(Shared { reader_bell: Bell::default(), writer_bell: Bell::default(), places })
 }
 
+/// Without slots: all that is sent goes through the ring.
 fn pair(start: u64) -> (Writer<Private>, Reader<Private>) {
     let (w, r) = Private::pair(16 << 10);
-    (Writer::starting_at(w, start), Reader::starting_at(r, start))
+    let mut writer = Writer::starting_at(w, start);
+    writer.without_slots();
+    (writer, Reader::starting_at(r, start))
+}
+
+/// With slots.
+fn whole_pair() -> (Writer<Private>, Reader<Private>) {
+    let (w, r) = Private::pair(16 << 10);
+    (Writer::new(w), Reader::new(r))
 }
 
 fn check(promise: impl Fn() + Send + Sync + 'static) {
@@ -394,5 +403,102 @@ fn an_abort_wakes_a_sleeping_reader_and_is_seen_before_any_record() {
             }
         }
         aborter.join().unwrap();
+    });
+}
+
+/// Sends a record that lies in a slot if one is free, and else in the ring, which has room for all; only a slot's payload is watched.
+fn send_by_slot(writer: &mut Writer<Private>, shared: &Shared, number: u32, len: usize) {
+    assert!(writer.try_reserve(len).unwrap().is_some());
+    if writer.reserved_offset().is_none() {
+        // SAFETY: that nobody else has this slot now is what is checked.
+        shared.places.0[number as usize % 2].with_mut(|place| unsafe { *place = number });
+    }
+    assert!(writer.commit_only(header(number), len));
+    full_fence(); // of a record in a slot
+    if writer.must_ring() {
+        shared.reader_bell.ring();
+    }
+}
+
+fn receive_by_slot(reader: &mut Reader<Private>, shared: &Shared, number: u32) {
+    let header = loop {
+        if let Some((header, _)) = reader.try_receive().unwrap() {
+            break header;
+        }
+        reader.arm();
+        if !reader.has_news() {
+            shared.reader_bell.wait();
+        }
+        reader.disarm();
+    };
+    assert_eq!(header.epoch, number);
+    if reader.is_by_slot() {
+        // SAFETY: as in `send_by_slot`.
+        shared.places.0[number as usize % 2].with(|place| assert_eq!(unsafe { *place }, number));
+    }
+    let _ = reader.release();
+}
+
+/// The lengths of records that are sent one after the other, to a reader that sleeps whenever it finds none.
+fn by_slots(lengths: &'static [usize]) {
+    check(move || {
+        let shared = shared();
+        let theirs = shared.clone();
+        let (mut writer, mut reader) = whole_pair();
+        let sender = thread::spawn(move || {
+            for (number, len) in lengths.iter().enumerate() {
+                send_by_slot(&mut writer, &theirs, number as u32, *len);
+            }
+        });
+        for number in 0..lengths.len() as u32 {
+            receive_by_slot(&mut reader, &shared, number);
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_record_in_a_slot_is_complete_when_its_position_is() {
+    by_slots(&[100, 8]);
+}
+
+#[test]
+fn a_record_in_a_slot_comes_before_the_one_in_the_ring_that_was_sent_later() {
+    by_slots(&[100, 4000]);
+}
+
+#[test]
+fn a_record_in_the_ring_comes_before_the_one_in_a_slot_that_was_sent_later() {
+    by_slots(&[4000, 100]);
+}
+
+/// The third record takes the first one's slot if the reader's page says that it was given back, and else goes through the ring.
+#[test]
+fn a_slot_is_used_again_only_when_the_readers_page_says_that_it_was_given_back() {
+    by_slots(&[100, 100, 100]);
+}
+
+/// Two sides that send to each other, call by call, and tell each other with each record what they gave back: the third record of
+/// both takes the first one's slot without a look at a page.
+#[test]
+fn a_slot_is_used_again_only_when_a_record_of_the_other_direction_says_that_it_was_given_back() {
+    fn side(writer: &mut Writer<Private>, reader: &mut Reader<Private>, to: &Shared, from: &Shared) {
+        for number in 0..3 {
+            writer.hear(reader.heard()).unwrap();
+            writer.acknowledge(reader.given_back());
+            send_by_slot(writer, to, number, 100);
+            receive_by_slot(reader, from, number);
+            assert!(reader.is_by_slot());
+        }
+    }
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        let (there, back) = (shared(), shared());
+        let (theirs, ours) = (there.clone(), back.clone());
+        let ((mut a, mut b), (mut c, mut d)) = (whole_pair(), whole_pair());
+        let other = thread::spawn(move || side(&mut c, &mut b, &ours, &theirs));
+        side(&mut a, &mut d, &there, &back);
+        other.join().unwrap();
     });
 }

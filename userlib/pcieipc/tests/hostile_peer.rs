@@ -60,7 +60,7 @@ struct Reach {
 
 impl Reach {
     fn word(&self, page: NonNull<u8>, at: usize) -> &AtomicU64 {
-        // SAFETY: a page has 384 bytes, `at` is a multiple of 8 below that, and it stays mapped while the test holds its links.
+        // SAFETY: a page has 4096 bytes, `at` is a multiple of 8 below that, and it stays mapped while the test holds its links.
         unsafe { page.add(at).cast().as_ref() }
     }
 
@@ -68,10 +68,10 @@ impl Reach {
     fn spoil(&self, random: &mut Random, number: u64) {
         let pages = [self.tail, self.head];
         let page = random.pick(&pages);
-        match random.below(10) {
-            // An index, most of them near the truth.
+        match random.below(12) {
+            // An index or what was given back, most of them near the truth.
             0..=2 => {
-                let index = self.word(page, 0);
+                let index = self.word(page, random.pick(&[0, 0, 8]));
                 let now = index.load(Ordering::Relaxed);
                 let by = random.pick(&[64, 128, 4096, 1, 63, 1 << 14, 1 << 32, u64::MAX, 0u64.wrapping_sub(64)]);
                 let to = if random.below(5) == 0 { random.next() } else { now.wrapping_add(by) };
@@ -107,6 +107,22 @@ impl Reach {
                     _ => random.next(),
                 };
                 word.store(value, Ordering::Relaxed);
+            }
+            // A word of a slot's header, or a whole forged one, near the truth or not.
+            9..=10 => {
+                let slot = random.pick(&[384, 384 + 1856]);
+                let position = self.word(self.tail, slot + 24).load(Ordering::Relaxed);
+                let len = random.pick(&[0, 8, 24, 25, 100, 400, 1792, 1793, 1 << 20, u32::MAX as u64]);
+                let kind = random.pick(&[0x5049_504c, 0x5049_504d, 0x5049_5043]);
+                let near = position.wrapping_add(random.pick(&[0, 1, 2, 4, u64::MAX]));
+                let given_back = random.pick(&[0, 1, 2, 3, number, u64::MAX, 1 << 63]);
+                let words = [kind | len << 32, random.below(4) << 32 | number, random.next(), given_back, near];
+                let (one, places) = (random.below(8) as usize, [0, 8, 16, 32, 24]);
+                for (at, value) in places.into_iter().zip(words) {
+                    if one > 4 || places[one] == at {
+                        self.word(self.tail, slot + at).store(value, Ordering::Release);
+                    }
+                }
             }
             // A whole forged record where the next one is due.
             _ => {

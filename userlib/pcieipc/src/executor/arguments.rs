@@ -110,8 +110,14 @@ impl Arguments {
     }
 
     pub fn all_reduce_registered<T: Element>(group: Group, buffer: &mut Registered<T>, op: Op) -> Result<Self> {
-        let (peers, place) = Self::registered(group, buffer)?;
-        Ok(Self { peers, place, ..Self::all_reduce(buffer, op) })
+        let peers = Some(buffer.places().clone());
+        Ok(Self { peers, ..Self::all_reduce_alone(group, buffer, op)? })
+    }
+
+    /// The same without the peers' places, which a short call has no use for: to hold them would be a good part of its time.
+    pub fn all_reduce_alone<T: Element>(group: Group, buffer: &mut Registered<T>, op: Op) -> Result<Self> {
+        let place = Self::place(group, buffer)?;
+        Ok(Self { place, ..Self::all_reduce(buffer, op) })
     }
 
     pub fn broadcast_registered<T: Element>(group: Group, buffer: &mut Registered<T>, root: Rank) -> Result<Self> {
@@ -144,11 +150,16 @@ impl Arguments {
 
     /// Where all ranks' buffers lie in this process, and which one it is.
     fn registered<T: Element>(group: Group, buffer: &Registered<T>) -> Result<(Option<Arc<Places>>, u64)> {
+        Ok((Some(buffer.places().clone()), Self::place(group, buffer)?))
+    }
+
+    /// Which of the group's registered buffers it is.
+    fn place<T: Element>(group: Group, buffer: &Registered<T>) -> Result<u64> {
         if buffer.ranks() != group.ranks {
             let (of, ranks) = (buffer.ranks(), group.ranks);
             return Err(Error::Argument(format!("the buffer is registered among {of} ranks, not {ranks}")));
         }
-        Ok((Some(buffer.places().clone()), u64::from(buffer.number()) + 1))
+        Ok(u64::from(buffer.number()) + 1)
     }
 
     pub fn reduce_scatter<T: Element>(group: Group, input: &[T], output: &mut [T], op: Op) -> Result<Self> {

@@ -94,7 +94,11 @@ impl<L: Links> Executor<L> {
     /// # Errors
     /// As for [`Self::all_reduce`]; `Argument` for a buffer of another group.
     pub fn all_reduce_registered<T: Element>(&mut self, buffer: &mut Registered<T>, op: Op, deadline: Instant) -> Result<()> {
-        self.call(Arguments::all_reduce_registered(self.group(), buffer, op)?, deadline)
+        let group = self.group();
+        if let Some(result) = self.call_short(&Arguments::all_reduce_alone(group, buffer, op)?, deadline) {
+            return result;
+        }
+        self.call(Arguments::all_reduce_registered(group, buffer, op)?, deadline)
     }
 
     /// Like [`Self::broadcast`], straight from the root's registered buffer.

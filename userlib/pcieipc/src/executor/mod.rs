@@ -316,9 +316,8 @@ impl<L: Links> Executor<L> {
         if !self.flights.is_empty() {
             return self.call_all(vec![arguments], deadline);
         }
-        self.links.until(deadline);
-        if let Some(result) = self.short(&arguments, deadline) {
-            return result.map_err(|error| self.fail(error));
+        if let Some(result) = self.call_short(&arguments, deadline) {
+            return result;
         }
         let mut run = self.begin(arguments)?;
         let Self { links, isa, scratch, trace, volume, .. } = self;
@@ -326,6 +325,16 @@ impl<L: Links> Executor<L> {
         let result = run.advance(tools, Pace::Until(deadline));
         let result = result.and_then(|_| self.links.confirm());
         result.map_err(|error| self.fail(error))
+    }
+
+    /// Makes a call that needs no plan, see [`Executor::short`].
+    fn call_short(&mut self, arguments: &Arguments, deadline: Instant) -> Option<Result<()>> {
+        if !self.flights.is_empty() {
+            return None;
+        }
+        self.links.until(deadline);
+        let result = self.short(arguments, deadline)?;
+        Some(result.map_err(|error| self.fail(error)))
     }
 
     /// A call, planned and numbered.

@@ -47,16 +47,23 @@ impl<L: Links> Executor<L> {
         let same = arguments.collective == Collective::AllReduce && last == Short { kind, op, count, place, word: last.word };
         let plain = self.failure.is_none() && self.trace.is_none() && !self.options.checked;
         if same && plain && (arguments.input_count, arguments.output_count) == (count, count) {
-            Some(self.one_shot(last.word, arguments, deadline))
+            // The places of two ranks' inputs are a line, those of all that there may be are sixteen.
+            Some(match self.links.ranks() {
+                2 => self.one_shot::<2>(last.word, arguments, deadline),
+                _ => self.one_shot::<MAX_RANKS>(last.word, arguments, deadline),
+            })
         } else {
             None
         }
     }
 
-    fn one_shot(&mut self, word: u32, arguments: &Arguments, deadline: Instant) -> Result<()> {
+    /// Of up to `MOST` ranks.
+    fn one_shot<const MOST: usize>(&mut self, word: u32, arguments: &Arguments, deadline: Instant) -> Result<()> {
         let (n, rank) = (self.links.ranks(), self.links.rank());
         let &Arguments { kind, op, count, .. } = arguments;
         let bytes = count * kind.size();
+        // Before anything is sent: what is stored behind a message waits until the message has left.
+        let mut ins = [In { ptr: arguments.input, form: Form::Element }; MOST];
         let own = RecordHeader { epoch: self.number(arguments), step: 0, shard: 0, call: word, crc: 0 };
         for to in (1..n).map(|d| (rank + d) % n) {
             let mut room = self.links.reserve(to, bytes, deadline)?;
@@ -64,7 +71,6 @@ impl<L: Links> Executor<L> {
             unsafe { arguments.input.copy_to_nonoverlapping(room.as_mut_ptr(), bytes) };
             self.links.commit(to, own, bytes)?;
         }
-        let mut ins = [In { ptr: arguments.input, form: Form::Element }; MAX_RANKS];
         for (from, place) in ins.iter_mut().enumerate().take(n).filter(|(from, _)| *from != rank) {
             let (header, payload) = self.links.receive(from, deadline)?;
             let (ptr, len) = (payload.as_ptr(), payload.len());

@@ -19,12 +19,18 @@
 //! | `tail.error` | writer | Release, after `tail.reason` | (E) the reader's Acquire load, which comes before every look at `tail.index` |
 //! | `head.error` | reader | Release, after `head.reason` | (F) the writer's Acquire load, which comes before every look at `head.index` |
 //! | position word of a record's header | writer | Release, after the rest of the record | (G) the reader's Acquire load before it reads the rest |
+//! | position word of a slot | writer | Release, after the rest of the record | (H) the reader's Acquire load before it reads the rest |
+//! | `head.records` | reader | Release, after the record's last load | (I) the writer's Acquire load before it overwrites a slot |
 //! | record header and payload | writer | plain | (A) or (G) and, before the room is used again, (B) |
 //!
 //! (G) is why a short message arrives with the first line that the reader gets: a position word that is marked as complete stands for the
 //! tail. Where the next header will be lies an old payload that may look like anything, so the writer clears that word before it
 //! completes the record before it, if that room is free, and says so in the word; otherwise the reader waits for the tail. A mover that
 //! does not store in order marks nothing.
+//!
+//! A record in a slot (`slot.rs`) is in none of the ring's room; the numbers of records, which both sides count, order it among those that are. What was
+//! given back of one direction is also told by the records in slots of the other, which (H) orders like (I). (C) holds for a slot's position
+//! word as for `tail.index`; nobody sleeps until a slot is free.
 //!
 //! (C) and (D) are the store-buffering pattern: each side stores one word and loads the other's, so Release and Acquire alone
 //! would let both loads see the old values and a wake-up would be lost. With both fences at least one side sees the other.
@@ -44,6 +50,7 @@ mod memory;
 mod pages;
 mod reader;
 mod record;
+mod slot;
 mod sync;
 mod writer;
 

@@ -3,6 +3,7 @@
 
 use super::{
     Stop, Violation,
+    slot::{SLOTS, Slot},
     sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, full_fence},
 };
 
@@ -21,14 +22,25 @@ struct Line<T>(T);
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct IndexPage {
-    index: Line<AtomicU64>,
+    index: Line<Index>,
     armed: Line<AtomicU32>,
     error: Line<AtomicU64>,
     reason: [AtomicU8; REASON_BYTES],
+    /// The writer's, for short records; nothing in a head page.
+    slots: [Slot; SLOTS],
+}
+
+/// How far its owner is.
+#[derive(Debug, Default)]
+struct Index {
+    /// In bytes of the data area.
+    bytes: AtomicU64,
+    /// In records, those in slots included; of a reader only.
+    records: AtomicU64,
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<IndexPage>() == 384 && align_of::<IndexPage>() == 64);
+const _: () = assert!(size_of::<IndexPage>() == 4096 && align_of::<IndexPage>() == 64);
 
 /// What one side tells the other in its error word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,10 +77,11 @@ impl Notice {
 impl Default for IndexPage {
     fn default() -> Self {
         Self {
-            index: Line(AtomicU64::new(0)),
+            index: Line(Index::default()),
             armed: Line(AtomicU32::new(0)),
             error: Line(AtomicU64::new(0)),
             reason: std::array::from_fn(|_| AtomicU8::new(0)),
+            slots: std::array::from_fn(|_| Slot::default()),
         }
     }
 }
@@ -77,7 +90,12 @@ impl Default for IndexPage {
 impl IndexPage {
     /// Publishes an index: pairs with [`IndexPage::index`] of the other side, (A) or (B).
     pub(super) fn publish(&self, index: u64) {
-        self.index.0.store(index, Ordering::Release);
+        self.index.0.bytes.store(index, Ordering::Release);
+    }
+
+    /// Publishes how many records were given back: pairs with [`IndexPage::records`] of the other side, (I).
+    pub(super) fn publish_records(&self, records: u64) {
+        self.index.0.records.store(records, Ordering::Release);
     }
 
     /// Says that the owner is about to sleep; it must look at the other side's index once more after this. (C), (D)
@@ -111,7 +129,17 @@ impl IndexPage {
 impl IndexPage {
     /// Reads the index once; everything stored before its publication is visible after this. (A), (B)
     pub(super) fn index(&self) -> u64 {
-        self.index.0.load(Ordering::Acquire)
+        self.index.0.bytes.load(Ordering::Acquire)
+    }
+
+    /// Reads once how many records were given back; their loads are over. (I)
+    pub(super) fn records(&self) -> u64 {
+        self.index.0.records.load(Ordering::Acquire)
+    }
+
+    /// The slot for the record of this number, which its owner writes and the other side reads.
+    pub(super) fn slot(&self, number: u64) -> &Slot {
+        &self.slots[Slot::of(number)]
     }
 
     /// The number under which the owner sleeps, 0 when it is awake; called after an index was published. (C), (D)

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use super::{
     LINE, Memory, Notice, Stop, Violation,
     record::{self, COMPLETE, Entry, NEXT_CLEARED},
+    slot,
     sync::Ordering,
 };
 use crate::link::{RecordHeader, Shared};
@@ -18,7 +19,7 @@ fn is_after(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) > 0
 }
 
-/// The one reader of a ring.
+/// The one reader of a ring and of the slots beside it.
 #[derive(Debug)]
 pub struct Reader<M: Memory> {
     memory: M,
@@ -37,6 +38,14 @@ pub struct Reader<M: Memory> {
     armed: bool,
     /// The record at `head`, read once and checked.
     current: Option<Current>,
+    /// Records that were given back, of which the head page has a copy too; the number of the next one.
+    number: u64,
+    /// Whether the last record was in a slot, where the next one is looked for first then.
+    by_slot: bool,
+    /// How many lines the last record in a slot had: the next is like it most often.
+    lines: usize,
+    /// What the writer's side said last that it gave back of the ring in the other direction.
+    heard: u64,
     /// The writer's closing was seen, so it is no news any more.
     closed: bool,
     rung: u32,
@@ -48,7 +57,8 @@ struct Current {
     header: RecordHeader,
     payload: usize,
     len: usize,
-    span: u64,
+    /// What it takes of the ring; nothing where it is in a slot.
+    span: Option<u64>,
 }
 
 impl<M: Memory> Reader<M> {
@@ -89,6 +99,10 @@ impl<M: Memory> Reader<M> {
             looks: 0,
             armed: false,
             current: None,
+            number: 0,
+            by_slot: false,
+            lines: 0,
+            heard: 0,
             closed: false,
             rung: 0,
             sleep: 0,
@@ -148,13 +162,16 @@ impl<M: Memory> Reader<M> {
     /// ```
     pub fn current(&self) -> Option<(RecordHeader, Shared<'_>)> {
         let current = self.current?;
-        let payload = self.at(self.head, current.payload);
-        // SAFETY: `next` checked that the whole record lies inside the data area, which stays mapped while `memory` lives.
+        let payload = match current.span {
+            Some(_) => self.at(self.head, current.payload),
+            None => self.memory.tail().slot(self.number).payload(current.payload),
+        };
+        // SAFETY: `next` checked that the whole record lies inside the data area or the slot, which stay mapped while `memory` lives.
         Some((current.header, unsafe { Shared::new(payload, current.len) }))
     }
 
-    /// Gives the current record's room back. Says whether the writer sleeps and has to be rung. Nothing happens when no
-    /// record is current.
+    /// Gives the current record's room back. Says whether the writer sleeps and has to be rung; it makes a full fence to know that, but not
+    /// for a record in a slot, whose room no writer waits for ([`Reader::is_by_slot`]). Nothing happens when no record is current.
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
@@ -170,7 +187,10 @@ impl<M: Memory> Reader<M> {
     #[must_use = "a sleeping writer has to be rung"]
     pub fn release(&mut self) -> bool {
         let Some(current) = self.current.take() else { return false };
-        self.head = self.head.wrapping_add(current.span);
+        self.number = self.number.wrapping_add(1);
+        self.memory.head().publish_records(self.number);
+        let Some(span) = current.span else { return false };
+        self.head = self.head.wrapping_add(span);
         self.memory.head().publish(self.head);
         let sleeper = self.memory.tail().sleeper();
         if sleeper == 0 || sleeper == self.rung {
@@ -227,6 +247,63 @@ impl<M: Memory> Reader<M> {
         self.memory.head().disarm();
     }
 
+    /// Whether the last record came in a slot beside the ring.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// for len in [8, 8000] {
+    ///     writer.try_reserve(len)?;
+    ///     let _ = writer.commit(RecordHeader::default(), len); // true: ring the reader
+    /// }
+    /// reader.try_receive()?;
+    /// assert!(reader.is_by_slot(), "a short one");
+    /// let _ = reader.release();
+    /// reader.try_receive()?;
+    /// assert!(!reader.is_by_slot());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn is_by_slot(&self) -> bool {
+        self.by_slot
+    }
+
+    /// How many records were given back; what the writer of the ring in the other direction tells its reader, see
+    /// [`Writer::acknowledge`].
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// reader.try_receive()?;
+    /// assert_eq!(reader.given_back(), 0);
+    /// let _ = reader.release();
+    /// assert_eq!(reader.given_back(), 1);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn given_back(&self) -> u64 {
+        self.number
+    }
+
+    /// How many records of the ring in the other direction the peer says it has given back, for [`Writer::hear`].
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.acknowledge(7);
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// reader.try_receive()?;
+    /// assert_eq!(reader.heard(), 7);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn heard(&self) -> u64 {
+        self.heard
+    }
+
     /// Whether the writer published something, or ended the ring, since it was last looked at.
     ///
     /// ```
@@ -240,7 +317,12 @@ impl<M: Memory> Reader<M> {
     /// # Ok::<(), pcieipc::ring::Stop>(())
     /// ```
     pub fn has_news(&self) -> bool {
-        is_after(self.memory.tail().index(), self.tail) || !(self.closed || matches!(self.memory.tail().notice(), Ok(None)))
+        self.has_record() || !(self.closed || matches!(self.memory.tail().notice(), Ok(None)))
+    }
+
+    /// Whether the writer published a record, in the ring or in a slot, since it was last looked at.
+    fn has_record(&self) -> bool {
+        is_after(self.memory.tail().index(), self.tail) || self.memory.tail().slot(self.number).has(self.number)
     }
 
     /// Whether the writer had left in order when it was last asked for. What it did before that was seen too.
@@ -303,8 +385,43 @@ impl<M: Memory> Reader<M> {
         self.memory.head().post(notice, reason);
     }
 
-    /// Reads the header at `head` once; false when nothing is there.
+    /// Finds the next record, which is in a slot or in the ring: of its number there is one only.
     fn next(&mut self) -> Result<bool, Violation> {
+        // Most come where the one before came.
+        if self.by_slot && self.next_in_slot()? {
+            return Ok(true);
+        }
+        let in_ring = self.next_in_ring()?;
+        if in_ring.is_none() && self.by_slot {
+            return Ok(false);
+        }
+        // What the ring has may be the one after a record in a slot, which is seen by now.
+        if self.next_in_slot()? {
+            return Ok(true);
+        }
+        self.by_slot &= in_ring.is_none();
+        self.current = in_ring;
+        Ok(in_ring.is_some())
+    }
+
+    fn next_in_slot(&mut self) -> Result<bool, Violation> {
+        let slot = self.memory.tail().slot(self.number);
+        // SYNC POINT (H): pairs with the Release store in `Slot::publish`.
+        if !slot.has(self.number) {
+            // Its payload's lines come beside the header's then, not after it: to wait for another cache once is most of a short message.
+            slot.expect(self.lines);
+            return Ok(false);
+        }
+        let slot::Entry { header, payload, len, given_back } = slot.load(self.number)?;
+        self.heard = given_back;
+        self.by_slot = true;
+        self.lines = (payload + len).div_ceil(LINE);
+        self.current = Some(Current { header, payload, len, span: None });
+        Ok(true)
+    }
+
+    /// Reads the header at `head` once; false when nothing is there.
+    fn next_in_ring(&mut self) -> Result<Option<Current>, Violation> {
         loop {
             let place = self.place(self.head);
             // SYNC POINT (G): pairs with the Release store in `Writer::commit`.
@@ -316,11 +433,11 @@ impl<M: Memory> Reader<M> {
                     // The tail's line is left to the writer most of the time. Who is about to sleep, or sees that the writer has left, looks
                     // at everything.
                     if self.believes && !self.armed && !self.closed && self.looks % LOOKS_AT_TAIL != 0 {
-                        return Ok(false);
+                        return Ok(None);
                     }
                     self.refresh()?;
                     if self.head == self.tail {
-                        return Ok(false);
+                        return Ok(None);
                     }
                 }
                 // What was read before the tail may be older than it.
@@ -338,8 +455,7 @@ impl<M: Memory> Reader<M> {
             }
             match entry {
                 Entry::Record { header, payload, len, span } => {
-                    self.current = Some(Current { header, payload, len, span });
-                    return Ok(true);
+                    return Ok(Some(Current { header, payload, len, span: Some(span) }));
                 }
                 // After a skip the head is at the start of the data area, where another one is refused: at most two turns.
                 Entry::Skip { .. } => self.head = end,

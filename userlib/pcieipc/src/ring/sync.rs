@@ -28,3 +28,15 @@ pub fn full_fence() {
         fence(Ordering::SeqCst);
     }
 }
+
+/// Asks for a line that is about to be read; it never faults, and changes nothing but caches.
+#[inline(always)]
+pub fn fetch(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    // SAFETY: the instruction takes any address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    let _ = line;
+}

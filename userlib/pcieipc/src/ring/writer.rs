@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use super::{
     LINE, Memory, Notice, RECORD_HEADER_BYTES, Stop, Violation, max_record, record,
+    slot::{self, SLOT_PAYLOAD, SLOTS},
     sync::{Ordering, full_fence},
 };
 use crate::link::{RecordHeader, SharedMut};
@@ -23,7 +24,10 @@ fn prefetch(line: NonNull<u8>) {
     let _ = line;
 }
 
-/// The one writer of a ring.
+/// Of so many records that find no slot free, one asks the reader's page what it gave back.
+const LOOKS_AT_HEAD: u64 = if cfg!(loom) { 2 } else { 16 };
+
+/// The one writer of a ring and of the slots beside it.
 #[derive(Debug)]
 pub struct Writer<M: Memory> {
     memory: M,
@@ -41,11 +45,20 @@ pub struct Writer<M: Memory> {
     sleep: u32,
     /// Whether tiny payloads lie in the header's line.
     shorts: bool,
+    /// Whether short records take slots.
+    slots: bool,
+    /// Records sent; the number of the next one.
+    number: u64,
+    /// Records that the reader gave back, as last heard and checked.
+    freed: u64,
+    /// What to tell of the ring in the other direction.
+    given_back: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Reserved {
-    skip: u64,
+    /// What is left over before it in the ring; nothing where it is in a slot.
+    skip: Option<u64>,
     payload: usize,
     len: usize,
 }
@@ -78,7 +91,21 @@ impl<M: Memory> Writer<M> {
         let index = index & !(LINE as u64 - 1);
         let capacity = memory.data_bytes() as u64;
         memory.tail().publish(index);
-        Self { memory, capacity, tail: index, head: index, reserved: None, closed: false, rung: 0, sleep: 0, shorts: true }
+        Self {
+            memory,
+            capacity,
+            tail: index,
+            head: index,
+            reserved: None,
+            closed: false,
+            rung: 0,
+            sleep: 0,
+            shorts: true,
+            slots: true,
+            number: 0,
+            freed: 0,
+            given_back: 0,
+        }
     }
 
     /// The longest payload of one record.
@@ -130,18 +157,26 @@ impl<M: Memory> Writer<M> {
         if len > max {
             return Err(Stop::TooLong { len, max });
         }
+        self.closed = self.memory.head().check()?;
+        if self.slots && len <= SLOT_PAYLOAD && self.has_slot()? {
+            let payload = slot::payload_at(len);
+            self.reserved = Some(Reserved { skip: None, payload, len });
+            let payload = self.memory.tail().slot(self.number).payload(payload);
+            // SAFETY: `len` bytes from there lie inside the slot, whose last record the reader gave back (I) or there was none. It stays
+            // mapped while `memory` lives, and this writer is the only one.
+            return Ok(Some(unsafe { SharedMut::new(payload, len) }));
+        }
         let payload = record::payload_at(len, self.shorts);
         let span = record::span(payload, len);
         let to_wrap = self.capacity - self.place(self.tail);
         let skip = if span > to_wrap { to_wrap } else { 0 };
-        self.closed = self.memory.head().check()?;
         if self.free() < span + skip {
             self.refresh()?;
             if self.free() < span + skip {
                 return Ok(None);
             }
         }
-        self.reserved = Some(Reserved { skip, payload, len });
+        self.reserved = Some(Reserved { skip: Some(skip), payload, len });
         let payload = self.at(self.tail.wrapping_add(skip), payload);
         // SAFETY: `span` bytes from the record's start lie before the wrap and are free: the reader gave them back (B) or
         // never had them. They stay mapped while `memory` lives, and this writer is the only one in the ring.
@@ -160,20 +195,112 @@ impl<M: Memory> Writer<M> {
     /// ```
     pub fn keep_apart(&mut self) {
         self.shorts = false;
+        self.slots = false;
     }
 
-    /// Where in the data area the reserved record starts, header included; `None` without a reservation.
+    /// Puts all records into the ring, short ones too.
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
     /// # let (a, b) = Private::pair(1 << 14);
     /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.without_slots();
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// reader.try_receive()?;
+    /// assert!(!reader.is_by_slot());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn without_slots(&mut self) {
+        self.slots = false;
+    }
+
+    /// What the next record in a slot tells its reader: how many records this side has given back of the ring in the other direction.
+    /// See [`Reader::given_back`].
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.acknowledge(7);
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// reader.try_receive()?;
+    /// assert_eq!(reader.heard(), 7);
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn acknowledge(&mut self, given_back: u64) {
+        self.given_back = given_back;
+    }
+
+    /// Takes in how many records of this ring its reader says it has given back ([`Reader::heard`] of the other direction), so that nobody
+    /// needs to look at its page for that. What is older than what is known already changes nothing.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert!(writer.hear(1).is_err(), "nothing was sent");
+    /// writer.try_reserve(8)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// writer.hear(1)?;
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    ///
+    /// # Errors
+    /// More than was sent.
+    #[inline]
+    pub fn hear(&mut self, given_back: u64) -> Result<(), Stop> {
+        let news = given_back.wrapping_sub(self.freed);
+        if news as i64 > 0 {
+            if news > self.number.wrapping_sub(self.freed) {
+                let (index, from, to) = (given_back, self.freed, self.number);
+                return Err(Violation::IndexOutOfRange { index, from, to }.into());
+            }
+            self.freed = given_back;
+        }
+        Ok(())
+    }
+
+    /// Whether the slot for the next record is free.
+    #[inline]
+    fn has_slot(&mut self) -> Result<bool, Stop> {
+        let in_use = |writer: &Self| writer.number.wrapping_sub(writer.freed) >= SLOTS as u64;
+        if in_use(self) && self.number % LOOKS_AT_HEAD == 0 {
+            // SYNC POINT (I): pairs with the Release store in `Reader::release`.
+            self.hear(self.memory.head().records())?;
+        }
+        Ok(!in_use(self))
+    }
+
+    /// Where in the data area the reserved record starts, header included; `None` without a reservation there.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// writer.without_slots();
     /// writer.try_reserve(8)?;
     /// assert_eq!(writer.reserved_offset(), Some(0));
     /// # Ok::<(), pcieipc::ring::Stop>(())
     /// ```
     pub fn reserved_offset(&self) -> Option<u64> {
-        self.reserved.map(|r| self.place(self.tail.wrapping_add(r.skip)))
+        self.reserved.and_then(|r| Some(self.place(self.tail.wrapping_add(r.skip?))))
+    }
+
+    /// Whether room is reserved.
+    ///
+    /// ```
+    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
+    /// # let (a, b) = Private::pair(1 << 14);
+    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
+    /// assert!(!writer.is_reserved());
+    /// writer.try_reserve(8)?;
+    /// assert!(writer.is_reserved());
+    /// # Ok::<(), pcieipc::ring::Stop>(())
+    /// ```
+    pub fn is_reserved(&self) -> bool {
+        self.reserved.is_some()
     }
 
     /// The header line of the reserved record, for a mover that writes header and payload itself; see [`Writer::publish`].
@@ -191,7 +318,7 @@ impl<M: Memory> Writer<M> {
     pub fn header_line(&self, header: RecordHeader, len: usize) -> Option<[u8; RECORD_HEADER_BYTES]> {
         let reserved = self.reserved?;
         let mut line = [0; RECORD_HEADER_BYTES];
-        let words = record::encode(self.tail.wrapping_add(reserved.skip), header, reserved.payload, len.min(reserved.len));
+        let words = record::encode(self.tail.wrapping_add(reserved.skip?), header, reserved.payload, len.min(reserved.len));
         for (to, word) in line.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -235,8 +362,15 @@ impl<M: Memory> Writer<M> {
     #[must_use = "without a reservation nothing was sent"]
     pub fn commit_only(&mut self, header: RecordHeader, len: usize) -> bool {
         let Some(reserved) = self.reserved.take() else { return false };
-        let start = self.tail.wrapping_add(reserved.skip);
         let len = len.min(reserved.len);
+        let number = self.number;
+        self.number = number.wrapping_add(1);
+        let Some(skip) = reserved.skip else {
+            let entry = slot::Entry { header, payload: reserved.payload, len, given_back: self.given_back };
+            self.memory.tail().slot(number).publish(number, entry);
+            return true;
+        };
+        let start = self.tail.wrapping_add(skip);
         let end = start.wrapping_add(record::span(reserved.payload, len));
         // What lies where the next header will be is an old payload, which may look like anything. Only free room is the writer's to clear.
         let cleared = self.capacity - end.wrapping_sub(self.head) >= LINE as u64;
@@ -248,9 +382,9 @@ impl<M: Memory> Writer<M> {
         unsafe { record::store(self.at(start, 0), record::encode(start, header, reserved.payload, len)) };
         let next = if cleared { record::NEXT_CLEARED } else { 0 };
         self.memory.position(self.place(start)).store((start | record::COMPLETE | next).to_le(), Ordering::Release);
-        if reserved.skip > 0 {
+        if skip > 0 {
             // The record behind it is in place.
-            self.skip(reserved.skip, record::COMPLETE | record::NEXT_CLEARED);
+            self.skip(skip, record::COMPLETE | record::NEXT_CLEARED);
         }
         self.advance(end);
         self.expect(end.wrapping_sub(start));
@@ -311,12 +445,13 @@ impl<M: Memory> Writer<M> {
     /// ```
     #[must_use = "a sleeping reader has to be rung"]
     pub fn publish(&mut self, len: usize) -> bool {
-        let Some(reserved) = self.reserved.take() else { return false };
-        if reserved.skip > 0 {
-            self.skip(reserved.skip, 0);
+        let Some(Reserved { skip: Some(skip), payload, len: most }) = self.reserved.take() else { return false };
+        self.number = self.number.wrapping_add(1);
+        if skip > 0 {
+            self.skip(skip, 0);
         }
-        let span = record::span(reserved.payload, len.min(reserved.len));
-        self.advance(self.tail.wrapping_add(reserved.skip + span));
+        let span = record::span(payload, len.min(most));
+        self.advance(self.tail.wrapping_add(skip + span));
         full_fence();
         self.must_ring()
     }
@@ -475,7 +610,8 @@ impl<M: Memory> Writer<M> {
     /// As for [`Writer::try_reserve`].
     pub fn is_drained(&mut self) -> Result<bool, Stop> {
         self.refresh()?;
-        Ok(self.head == self.tail)
+        self.hear(self.memory.head().records())?;
+        Ok(self.head == self.tail && self.freed == self.number)
     }
 
     fn free(&self) -> u64 {

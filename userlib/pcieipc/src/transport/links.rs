@@ -271,8 +271,8 @@ impl<W: Wire> RankLinks<W> {
                 }
             }
             Want::Room { to, len } => {
-                let writer = &mut self.peer(to)?.writer;
-                let ready = writer.try_reserve(len).map(|r| r.is_some());
+                let Peer { writer, reader, .. } = self.peer(to)?;
+                let ready = writer.hear(reader.heard()).and_then(|()| writer.try_reserve(len)).map(|r| r.is_some());
                 let closed = writer.is_closed();
                 match ready {
                     // Nobody will read it.
@@ -440,8 +440,8 @@ impl<W: Wire> RankLinks<W> {
 
     fn room(&mut self, to: Rank, len: usize) -> Result<Option<NonNull<u8>>> {
         let rank = self.rank;
-        let writer = &mut self.peer(to)?.writer;
-        let place = match writer.try_reserve(len) {
+        let Peer { writer, reader, .. } = self.peer(to)?;
+        let place = match writer.hear(reader.heard()).and_then(|()| writer.try_reserve(len)) {
             Ok(place) => place.and_then(|mut p| NonNull::new(p.as_mut_ptr())),
             Err(stop) => return Err(self.stopped(to, FOR_ROOM, stop)),
         };
@@ -499,9 +499,10 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
         let Some(Some(peer)) = peers.get_mut(to) else {
             return Err(Error::Argument(format!("there is no link to rank {to}")));
         };
-        let Some(offset) = peer.writer.reserved_offset() else {
+        if !peer.writer.is_reserved() {
             return Err(Error::Argument(format!("nothing is reserved on the link to rank {to}")));
-        };
+        }
+        peer.writer.acknowledge(peer.reader.given_back());
         let sleeps = if len < SHORT && !staged {
             // Whether the reader sleeps is asked before this rank waits, releases or is done.
             if peer.writer.commit_only(header, len) {
@@ -509,7 +510,9 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
             }
             false
         } else if staged {
-            let Some(line) = peer.writer.header_line(header, len) else { return Ok(()) };
+            let (Some(line), Some(offset)) = (peer.writer.header_line(header, len), peer.writer.reserved_offset()) else {
+                return Ok(());
+            };
             if let Err(error) = wire.carry(to, offset, line, len, *by) {
                 return Err(self.not_carried(to, error));
             }
@@ -547,7 +550,10 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
             }
             self.counters.doorbells += 1;
         }
-        // To give a record back makes a fence.
+        // To give a record back makes a fence, if it was in the ring; else there is one before this rank waits or is done.
+        if self.peer(from)?.reader.is_by_slot() {
+            return Ok(());
+        }
         self.ring_sleepers()
     }
 

@@ -28,10 +28,10 @@ use crate::{
     sys::{Access, Bell, Mapping, failed},
 };
 
-/// Where the data starts in a memory file; the tail page is at 0 and the head page at half of it. Fits every page size up to
-/// 16 KiB without caring which it is, since one mapping covers all of the file.
-const DATA_OFFSET: usize = 4096;
-const HEAD_OFFSET: usize = 2048;
+/// Where the data starts in a memory file; the tail page is at 0 and the head page at half of it. Fits every page size of a processor
+/// without caring which it is, since one mapping covers all of the file.
+const DATA_OFFSET: usize = 2 * size_of::<IndexPage>();
+const HEAD_OFFSET: usize = size_of::<IndexPage>();
 
 const SEALS: SealFlag =
     SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_FUTURE_WRITE).union(SealFlag::F_SEAL_SEAL);
