@@ -107,8 +107,12 @@ fn a_group_with_a_tree_that_was_given_shrinks_to_what_the_tree_says_of_those_lef
     );
 }
 
-const MEASURED: pcieipc::tune::Calibration =
-    pcieipc::tune::Calibration { step_ns: 20_000, hop_ns: 20_000, processors: 4, megabytes: [9_000, 3_000, 30_000] };
+const MEASURED: pcieipc::tune::Calibration = pcieipc::tune::Calibration {
+    step_ns: 20_000,
+    hop_ns: 20_000,
+    processors: 4,
+    megabytes: [9_000, 9_000, 9_000, 9_000, 3_000, 30_000],
+};
 
 #[test]
 fn tuned_ranks_choose_alike_and_change_no_bit_before_and_after_they_learn_the_tree() {

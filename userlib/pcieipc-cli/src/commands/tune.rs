@@ -110,7 +110,7 @@ impl Tune {
             return Ok(());
         }
         let Calibration { step_ns, hop_ns, processors, megabytes } = calibration;
-        let rates = tune::CHUNKS.iter().zip(megabytes).map(|(c, m)| format!("{} with {} KiB", gbps(m), c >> 10));
+        let rates = tune::RECORDS.iter().zip(megabytes).map(|(r, m)| format!("{} with {} KiB", gbps(m), r >> 10));
         println!("# {} among {ranks} ranks, tree {tree}", self.collective);
         if !self.source.is_live() {
             println!("# the tree is the saved host's, the rates of processors and memory are this machine's");

@@ -74,21 +74,21 @@ pub fn predict(
     let shape = Shape { align: (64 / element.max(1)).max(1), ..Shape::new(ranks, count, chunk) };
     let tree = machine.tree();
     let plans: Option<Vec<Plan>> = (0..ranks).map(|rank| plan::build(collective, algorithm, shape, rank, &tree)).collect();
-    Some(run(machine, &plans?, element))
+    run(machine, &plans?, element)
 }
 
-/// Runs checked plans on the model.
+/// Runs plans on the model; `None` where they wait for each other for ever, which checked plans do not.
 ///
 /// ```
 /// use pcieipc::{plan::{self, Algorithm, Collective, Shape}, sim};
 ///
 /// let machine = sim::built_in("four-on-a-switch")?;
 /// let plan = |rank| plan::build(Collective::Broadcast, Algorithm::Star, Shape::new(4, 1000, 100), rank, &machine.tree()).unwrap();
-/// let prediction = sim::run(&machine, &(0..4).map(plan).collect::<Vec<_>>(), 4);
+/// let prediction = sim::run(&machine, &(0..4).map(plan).collect::<Vec<_>>(), 4).unwrap();
 /// println!("{} us, {:?}", prediction.us, prediction.busiest);
 /// # Ok::<(), sim::MachineError>(())
 /// ```
-pub fn run(machine: &Machine, plans: &[Plan], element: usize) -> Prediction {
+pub fn run(machine: &Machine, plans: &[Plan], element: usize) -> Option<Prediction> {
     let n = plans.len();
     let programs: Vec<Vec<Move<'_>>> = plans.iter().map(|p| p.program().collect()).collect();
     let mut state = State {
@@ -112,11 +112,14 @@ pub fn run(machine: &Machine, plans: &[Plan], element: usize) -> Prediction {
         state.fire(rank, step, start);
         state.next[rank] += 1;
     }
+    if state.next.iter().zip(&programs).any(|(next, program)| *next < program.len()) {
+        return None;
+    }
     let us = state.clock.iter().copied().fold(0.0, f64::max);
     let busiest =
         state.links.iter().map(Occupancy::busy).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, b)| *b > 0.0);
     let busiest = busiest.map(|(link, busy)| (machine.name_of(link), busy / us));
-    Prediction { us, busiest, steps: state.steps }
+    Some(Prediction { us, busiest, steps: state.steps })
 }
 
 struct State<'a> {
@@ -293,7 +296,7 @@ mod tests {
                 let plans: Vec<Plan> = (0..n)
                     .map(|r| plan::build(Collective::AllReduce, Algorithm::TwoShot, shape, r, &machine.tree()).unwrap())
                     .collect();
-                run(&machine, &plans, element).us
+                run(&machine, &plans, element).unwrap().us
             };
             let shares = Shares::for_rates(&rates);
             let bound = shares.time(&rates) * bytes as f64 / 1e3;
@@ -312,5 +315,38 @@ mod tests {
         assert_eq!(machine.ranks(), 64);
         let hierarchical = time(&machine, Algorithm::Hierarchical, 16 << 20);
         assert!(hierarchical.is_finite() && hierarchical > 0.0);
+    }
+
+    #[test]
+    fn plans_that_wait_for_each_other_have_no_prediction() {
+        let machine = built_in("two-processors").unwrap();
+        let build =
+            |rank| plan::build(Collective::AllReduce, Algorithm::TwoShot, Shape::new(2, 64, 32), rank, &machine.tree()).unwrap();
+        let good: Vec<Plan> = (0..2).map(build).collect();
+        assert!(run(&machine, &good, 4).is_some());
+        // Rank 1 sends nothing.
+        let mut bad = good;
+        for phase in &mut bad[1].phases {
+            phase.iter_mut().for_each(|step| step.targets.retain(|target| !matches!(target, Target::Link { .. })));
+        }
+        assert_eq!(run(&machine, &bad, 4), None);
+    }
+
+    /// One record each way between two ranks; what it takes is worked out by hand, not by the model.
+    #[test]
+    fn the_time_of_an_all_reduce_is_what_paper_and_pencil_give() {
+        let us = |through: &str| {
+            let text = format!(
+                r#"{{ "description": "on paper", "top": "root", "parts": {{ "root": {{ "ranks": 2, "down_gbps": 1, "down_us": 0.5 {through} }} }},
+                    "chunk": 1000000, "step_us": 1, "load_gbps": 10, "store_gbps": 5 }}"#
+            );
+            time(&Machine::parse(&text).unwrap(), Algorithm::OneShot, 10_000)
+        };
+        // To copy 10 000 bytes out: 1 for the step, 1 to load, 2 to store. On the way: 10 at 1 GB/s and twice 0.5, since the second link passes
+        // on what has come. To add: 1 for the step, 2 to load both, 2 to store. All in microseconds.
+        assert!((us("") - (4.0 + 11.0 + 5.0)).abs() < 1e-9, "{}", us(""));
+        // Where both directions pass one memory at 1 GB/s, the second record waits until the first one's 10 microseconds are over.
+        let contended = us(r#", "through_gbps": 1"#);
+        assert!((contended - (4.0 + 21.0 + 5.0)).abs() < 1e-9, "{contended}");
     }
 }

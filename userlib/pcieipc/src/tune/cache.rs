@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{CHUNKS, Calibration};
+use super::{Calibration, RECORDS};
 use crate::{
     error::{Error, Result},
     sys::failed,
@@ -48,7 +48,7 @@ fn filed_under(source: &dyn Source, tree: &str) -> String {
     let (vendor, model) = Host::processor(source);
     let nodes = source.text("sys/devices/system/node/online").unwrap_or_default();
     format!(
-        "pcieipc {};chunks {CHUNKS:?};{} {:?};{} processors;nodes {nodes};{tree}",
+        "pcieipc {};records {RECORDS:?};{} {:?};{} processors;nodes {nodes};{tree}",
         env!("CARGO_PKG_VERSION"),
         vendor,
         model,

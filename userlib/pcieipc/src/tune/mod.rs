@@ -33,6 +33,10 @@ use crate::{
 /// Payloads of a record, in bytes, among which the tuner chooses.
 pub const CHUNKS: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
 
+/// Payloads of a record, in bytes, at which rates are measured: short ones move more slowly, since their lines come one by one from another
+/// processor's cache.
+pub const RECORDS: [usize; 6] = [1 << 10, 4 << 10, 16 << 10, CHUNKS[0], CHUNKS[1], CHUNKS[2]];
+
 /// A candidate must be faster than the default by so many percent of the default's time.
 const MARGIN: f64 = 0.05;
 
@@ -52,8 +56,8 @@ pub struct Calibration {
     pub hop_ns: u32,
     /// Processors that ranks share.
     pub processors: u32,
-    /// Megabytes (10⁶) a second that a rank loads or stores with records of [`CHUNKS`] bytes.
-    pub megabytes: [u32; 3],
+    /// Megabytes (10⁶) a second that a rank loads or stores with records of [`RECORDS`] bytes.
+    pub megabytes: [u32; RECORDS.len()],
 }
 
 impl Calibration {
@@ -61,7 +65,7 @@ impl Calibration {
     ///
     /// ```
     /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
-    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [2_000, 4_000, 8_000, 9_000, 10_000, 9_000] };
     /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
     /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
     /// assert!(calibration.is_plausible());
@@ -74,13 +78,25 @@ impl Calibration {
             && self.megabytes.iter().all(|m| (1..=10_000_000).contains(m))
     }
 
-    fn processes(&self, chunk: usize) -> Processes {
+    /// The model of ranks whose records are so long.
+    fn processes(&self, record: usize) -> Processes {
         Processes {
             step_us: f64::from(self.step_ns) / 1e3,
             hop_us: f64::from(self.hop_ns) / 1e3,
-            gbps: f64::from(self.megabytes[chunk]) / 1e3,
+            gbps: self.rate(record),
             processors: self.processors as usize,
         }
+    }
+
+    /// Gigabytes a second with records of so many bytes. Between two sizes that were measured, the time of a byte lies as far between theirs
+    /// as the size, in doublings; beyond them it is that of the nearest.
+    fn rate(&self, record: usize) -> f64 {
+        let ns = |at: usize| 1e3 / f64::from(self.megabytes[at]);
+        let next = RECORDS.iter().position(|size| *size >= record).unwrap_or(RECORDS.len() - 1);
+        let Some(last) = next.checked_sub(1).filter(|_| record < RECORDS[next]) else { return 1.0 / ns(next) };
+        let doublings = |from: usize, to: usize| (to as f64 / from as f64).log2();
+        let part = doublings(RECORDS[last], record) / doublings(RECORDS[last], RECORDS[next]);
+        1.0 / (ns(last) + (ns(next) - ns(last)) * part)
     }
 }
 
@@ -118,7 +134,7 @@ impl Tuner {
     ///
     /// ```
     /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
-    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [2_000, 4_000, 8_000, 9_000, 10_000, 9_000] };
     /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
     /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
     /// assert_eq!(tuner.choice(Collective::AllGather, 1 << 20, default), default, "there is one plan in rank order");
@@ -132,7 +148,7 @@ impl Tuner {
     ///
     /// ```
     /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
-    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [2_000, 4_000, 8_000, 9_000, 10_000, 9_000] };
     /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
     /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
     /// use pcieipc::tune::Ways;
@@ -149,7 +165,7 @@ impl Tuner {
     ///
     /// ```
     /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
-    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [2_000, 4_000, 8_000, 9_000, 10_000, 9_000] };
     /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
     /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
     /// assert_eq!((tuner.class(1), tuner.class(3000), tuner.class(4096)), (64, 4096, 4096));
@@ -164,7 +180,7 @@ impl Tuner {
     ///
     /// ```
     /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
-    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [2_000, 4_000, 8_000, 9_000, 10_000, 9_000] };
     /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
     /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
     /// let choice = tuner.choice(Collective::AllReduce, 64, default);
@@ -178,7 +194,7 @@ impl Tuner {
     ///
     /// ```
     /// # use pcieipc::{plan::{Algorithm, Collective, Tree}, tune::{Calibration, Choice, Tuner}};
-    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [9_000, 10_000, 9_000] };
+    /// # let calibration = Calibration { step_ns: 300, hop_ns: 200, processors: 8, megabytes: [2_000, 4_000, 8_000, 9_000, 10_000, 9_000] };
     /// # let tuner = Tuner::new(Tree::flat(4), 4, calibration);
     /// # let default = Choice { algorithm: Algorithm::TwoShot, chunk: 128 << 10 };
     /// let explained = tuner.explain(Collective::AllReduce, 64 << 10, default);
@@ -226,10 +242,9 @@ impl Tuner {
     /// Microseconds of a collective on the model, or `None` where there is no such plan.
     fn predict(&self, collective: Collective, choice: Choice, bytes: usize) -> Option<f64> {
         const ELEMENT: usize = 4;
-        // Records are no longer than a shard; what was not measured counts as the next longer one.
+        // Records are no longer than a shard.
         let record = choice.chunk.min(shard(choice.algorithm, self.ranks, bytes));
-        let at = CHUNKS.iter().position(|c| *c >= record).unwrap_or(CHUNKS.len() - 1);
-        let machine = Machine::of_processes(&self.tree, self.calibration.processes(at)).ok()?;
+        let machine = Machine::of_processes(&self.tree, self.calibration.processes(record)).ok()?;
         let machine = self.ways.iter().fold(machine, Machine::over);
         time(&machine, &self.tree, self.ranks, (collective, choice), bytes / ELEMENT, ELEMENT)
     }
@@ -255,7 +270,7 @@ fn time(
     let chunk = (choice.chunk / element).max(shard(choice.algorithm, ranks, count).div_ceil(MOST_WINDOWS));
     let shape = Shape { align: 64 / element, ..Shape::new(ranks, count, chunk) };
     let plans: Option<Vec<Plan>> = (0..ranks).map(|rank| plan::build(collective, choice.algorithm, shape, rank, tree)).collect();
-    Some(sim::run(machine, &plans?, element).us)
+    Some(sim::run(machine, &plans?, element)?.us)
 }
 
 #[cfg(test)]

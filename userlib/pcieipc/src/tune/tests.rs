@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
 
-const USUAL: Calibration = Calibration { step_ns: 100, hop_ns: 150, processors: 16, megabytes: [20_000, 22_000, 18_000] };
+const USUAL: Calibration =
+    Calibration { step_ns: 100, hop_ns: 150, processors: 16, megabytes: [8_000, 12_000, 18_000, 20_000, 22_000, 18_000] };
 
 fn default(bytes: usize) -> Choice {
     Choice { algorithm: if bytes <= 8 << 10 { Algorithm::OneShot } else { Algorithm::TwoShot }, chunk: 128 << 10 }
@@ -27,8 +28,8 @@ fn the_slower_a_step_is_the_longer_messages_go_in_one() {
 fn a_chunk_that_was_measured_to_be_much_faster_is_taken_for_long_messages() {
     let tree = Tree::flat(2);
     for (at, chunk) in CHUNKS.into_iter().enumerate() {
-        let mut calibration = Calibration { megabytes: [5_000; 3], ..USUAL };
-        calibration.megabytes[at] = 50_000;
+        let mut calibration = Calibration { megabytes: [5_000; RECORDS.len()], ..USUAL };
+        calibration.megabytes[RECORDS.len() - CHUNKS.len() + at] = 50_000;
         assert_eq!(choose(&tree, calibration, 64 << 20), Choice { algorithm: Algorithm::TwoShot, chunk });
     }
 }
@@ -36,7 +37,7 @@ fn a_chunk_that_was_measured_to_be_much_faster_is_taken_for_long_messages() {
 #[test]
 fn only_plans_in_rank_order_are_chosen_and_all_arguments_have_an_answer() {
     let trees = [Tree::flat(1), Tree::flat(2), Tree::groups(&[2, 2]), Tree::groups(&[4, 4])];
-    let odd = Calibration { step_ns: 1, hop_ns: 100_000_000, processors: 1, megabytes: [1, 10_000_000, 1] };
+    let odd = Calibration { step_ns: 1, hop_ns: 100_000_000, processors: 1, megabytes: [1, 10_000_000, 1, 1, 10_000_000, 1] };
     for tree in trees {
         for calibration in [USUAL, odd] {
             for bytes in [0, 1, 100_000, usize::MAX] {
@@ -52,7 +53,7 @@ fn only_plans_in_rank_order_are_chosen_and_all_arguments_have_an_answer() {
 
 #[test]
 fn a_chunk_longer_than_the_message_is_the_same_plan_and_no_reason_to_leave_the_default() {
-    let calibration = Calibration { megabytes: [50_000, 5_000, 5_000], ..USUAL };
+    let calibration = Calibration { megabytes: [50_000, 50_000, 50_000, 50_000, 5_000, 5_000], ..USUAL };
     for bytes in [64, 4096, 8192] {
         assert_eq!(choose(&Tree::flat(2), calibration, bytes).chunk, default(bytes).chunk, "{bytes}");
     }
@@ -79,12 +80,12 @@ fn sixteen_ranks_choose_whatever_chunk_they_were_given() {
 fn the_order_of_ranks_in_the_tree_is_that_of_the_model() {
     // Ranks 0 and 2 are near each other: a route between them passes one part, one to rank 1 passes three.
     let tree: Tree = "((0 2) (1 3))".parse().unwrap();
-    let machine = Machine::of_processes(&tree, USUAL.processes(0)).unwrap();
+    let machine = Machine::of_processes(&tree, USUAL.processes(64)).unwrap();
     assert_eq!(machine.tree(), tree);
     assert!(machine.route(0, 2).len() < machine.route(0, 1).len());
     // Parts and ranks side by side, in any order.
     let tree: Tree = "(3 (0 2) 1)".parse().unwrap();
-    let machine = Machine::of_processes(&tree, USUAL.processes(0)).unwrap();
+    let machine = Machine::of_processes(&tree, USUAL.processes(64)).unwrap();
     assert!(machine.route(0, 2).len() < machine.route(0, 3).len());
     assert_eq!(machine.route(3, 1).len(), 2);
 }
@@ -127,6 +128,55 @@ fn two_times_give_the_step_and_the_hop_behind_them() {
     assert!((step - 0.3).abs() < 1e-9 && (hop - 0.2).abs() < 1e-9, "{step} {hop}");
     // Noise: the longer plan was faster.
     assert_eq!(measure::solve([(2.0, 1.0), (3.0, 2.0)], [10.0, 1.0]), (5.0, 0.0));
+}
+
+/// A machine on paper: what an all-reduce of two ranks takes in microseconds, by the definition of its plans and not by the simulator. A step
+/// costs 0.1 and a way to the other rank 0.2; a byte that is loaded or stored costs what `ns` says for records of that length.
+fn on_paper(choice: Choice, bytes: f64, ns: impl Fn(f64) -> f64) -> f64 {
+    let (step, way) = (0.1, 0.2);
+    match choice.algorithm {
+        // Copy the input out (a load and a store of all), wait a hop, add both and store (two loads and a store of all).
+        Algorithm::OneShot => 2.0 * step + way + 5.0 * bytes * ns(bytes) / 1e3,
+        // Send the other's half; wait; add two halves and store the sum at home and in the ring; wait; copy a half.
+        _ => {
+            let half = bytes / 2.0;
+            3.0 * step + 2.0 * way + (2.0 + 4.0 + 2.0) * half * ns(half.min(choice.chunk as f64)) / 1e3
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_is_known_is_found_and_predicted_at_sizes_that_were_not_measured() {
+    // A byte of a short record costs twice what one of a long record does.
+    let ns = |record: f64| if record < 1024.0 { 0.2 } else { (0.2 - 0.02 * (record / 1024.0).log2()).max(0.1) };
+    let found = Calibration::from(2, |choice, count| Ok(on_paper(choice, count as f64 * 4.0, ns))).unwrap();
+    // A way passes two links of the model.
+    assert!((97..=103).contains(&found.step_ns) && (97..=103).contains(&found.hop_ns), "{found:?}");
+    let tuner = Tuner::new(Tree::flat(2), 2, found);
+    for size in [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768] {
+        for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+            // Longer records were measured many behind each other, whose steps overlap: more than this paper holds.
+            if algorithm == Algorithm::OneShot && size > 16384 {
+                continue;
+            }
+            let choice = Choice { algorithm, chunk: 64 << 10 };
+            let (predicted, right) =
+                (tuner.predict(Collective::AllReduce, choice, size).unwrap(), on_paper(choice, size as f64, ns));
+            assert!((predicted / right - 1.0).abs() < 0.05, "{algorithm} of {size}: {predicted} predicted, {right} on paper");
+        }
+    }
+}
+
+#[test]
+fn rates_of_records_between_two_that_were_measured_lie_between_theirs() {
+    let calibration = Calibration { megabytes: [1_000, 2_000, 4_000, 8_000, 10_000, 9_000], ..USUAL };
+    let rate = |record| (calibration.rate(record) * 1e3).round();
+    for (record, megabytes) in RECORDS.into_iter().zip([1_000.0, 2_000.0, 4_000.0, 8_000.0, 10_000.0, 9_000.0]) {
+        assert_eq!(rate(record), megabytes);
+    }
+    // Half of the doublings: half of the nanoseconds between 1 and 0.5.
+    assert_eq!(rate(2048), (1e3 / 0.75f64).round());
+    assert_eq!((rate(1), rate(0), rate(usize::MAX)), (1_000.0, 1_000.0, 9_000.0));
 }
 
 #[test]
