@@ -404,7 +404,15 @@ pub fn limits(tally: &Tally) {
     let end = Instant::now() + wait::patiently(LIMIT);
     let ring = || ask(tally, &session.node, Call::RING, &mut pcieipc_ring::new());
     while ring() != Err(Errno::EAGAIN) && Instant::now() < end {}
-    let by_copy = pcieipc_copy { flags: PCIEIPC_COPY_RING, from: channel.id(), to: channel.id(), to_offset: 64, bytes: 8, timeout_ms: 1000, ..Record::new() };
+    let by_copy = pcieipc_copy {
+        flags: PCIEIPC_COPY_RING,
+        from: channel.id(),
+        to: channel.id(),
+        to_offset: 64,
+        bytes: 8,
+        timeout_ms: 1000,
+        ..Record::new()
+    };
     // A copy takes its time, in which the limit lets some more go, so the writers' rings are used up before each.
     loop {
         while ask(tally, &export, Call::EXPORT_RING, &mut pcieipc_ring::new()) != Err(Errno::EAGAIN) && Instant::now() < end {}
