@@ -196,6 +196,8 @@ fn a_reset_takes_it_away_and_recovery_gives_it_back() {
     shared.session.function().reset().unwrap();
     assert_eq!(importer.state(), (None, 1), "the reset waited until the driver had let go");
     assert_eq!(importer.map(), Err(Errno::ENODEV), "the session is still of the old life");
+    let near = shared.other(true).address;
+    assert_eq!(Importer::attach(&shared.buffer, &near, LETS_GO).map(drop), Err(Errno::ENODEV), "nor may another attach");
     recover(&shared.session);
     assert_eq!(importer.state(), (None, 2), "told that it may");
     let (start, _) = importer.map().unwrap();
@@ -216,10 +218,11 @@ fn nobody_reaches_it_after_unbind() {
     let serial = shared.session.info().serial;
     let (importer, _) = shared.neighbour();
     let (start, _) = importer.map().unwrap();
-    let function = shared.session.function();
+    let (function, near) = (shared.session.function(), shared.other(true).address);
     function.unbind().unwrap();
     assert_eq!(importer.state(), (None, 1));
     assert_eq!(importer.map(), Err(Errno::ENODEV));
+    assert_eq!(Importer::attach(&shared.buffer, &near, LETS_GO).map(drop), Err(Errno::ENODEV));
     assert_eq!(shared.words().iter().filter(|word| **word != 0).count(), 0, "the reader sees a page that nobody writes");
     // The next life has nothing to do with it.
     function.bind().unwrap();
