@@ -152,7 +152,9 @@ fn ratios_are_to_the_best_of_the_others_and_medians_of_the_rounds() {
 fn others_that_are_not_there_are_left_out() {
     let directory = tempfile::tempdir().unwrap();
     // Found before anything that is installed, and of no use.
-    ["mpicc", "mpirun", "python3"].map(|name| program(directory.path(), name, "exit 1"));
+    for name in ["mpicc", "mpirun", "python3"] {
+        program(directory.path(), name, "exit 1");
+    }
     let ran = compare(directory.path(), directory.path(), &["--rounds=1"]);
     assert!(ran.succeeds().err.contains("Open MPI is not here") && ran.err.contains("Gloo is not here"), "{}", ran.err);
     let rows: Vec<Vec<&str>> = ran.out.lines().filter(|l| !l.starts_with('#')).map(|l| l.split_whitespace().collect()).collect();

@@ -270,9 +270,11 @@ fn registered_memory_is_opened_once_and_closed_before_it_is_given_back() {
             let memory = device.alloc(1 << 16).unwrap();
             let of_mailbox = world.open();
             assert!(of_mailbox > 0);
-            // SAFETY: given back below, after it is no longer registered.
-            let [first, second] =
-                unsafe { [c.register(memory + 4096, 8192), c.register(memory + 16384, 4096)] }.map(Result::unwrap);
+            let mut register = |from: u64, bytes: u64| {
+                // SAFETY: given back below, after it is no longer registered.
+                unsafe { c.register(from, bytes) }.unwrap()
+            };
+            let [first, second] = [register(memory + 4096, 8192), register(memory + 16384, 4096)];
             // Where the other's tensor is: as far from the start of its memory as here.
             let range = &c.ranges[0];
             assert!(range.holds(memory + 4096, 8192) && !range.holds(memory + 4096, 8193) && !range.holds(memory + 4095, 1));

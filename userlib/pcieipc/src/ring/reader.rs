@@ -269,7 +269,7 @@ impl<M: Memory> Reader<M> {
     }
 
     /// How many records were given back; what the writer of the ring in the other direction tells its reader, see
-    /// [`Writer::acknowledge`].
+    /// [`Writer::acknowledge`](super::Writer::acknowledge).
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
@@ -287,7 +287,7 @@ impl<M: Memory> Reader<M> {
         self.number
     }
 
-    /// How many records of the ring in the other direction the peer says it has given back, for [`Writer::hear`].
+    /// How many records of the ring in the other direction the peer says it has given back, for [`Writer::hear`](super::Writer::hear).
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};

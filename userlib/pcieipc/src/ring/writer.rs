@@ -216,7 +216,7 @@ impl<M: Memory> Writer<M> {
     }
 
     /// What the next record in a slot tells its reader: how many records this side has given back of the ring in the other direction.
-    /// See [`Reader::given_back`].
+    /// See [`Reader::given_back`](super::Reader::given_back).
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
@@ -233,7 +233,7 @@ impl<M: Memory> Writer<M> {
         self.given_back = given_back;
     }
 
-    /// Takes in how many records of this ring its reader says it has given back ([`Reader::heard`] of the other direction), so that nobody
+    /// Takes in how many records of this ring its reader says it has given back ([`Reader::heard`](super::Reader::heard) of the other direction), so that nobody
     /// needs to look at its page for that. What is older than what is known already changes nothing.
     ///
     /// ```
@@ -514,14 +514,15 @@ impl<M: Memory> Writer<M> {
         self.memory.tail().disarm();
     }
 
-    /// Whether the reader gave back room, or ended the ring, since it was last looked at.
+    /// Whether the reader gave back room of the ring, or ended it, since it was last looked at. A slot that is free again is no news: nobody
+    /// waits for one.
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
     /// # let (a, b) = Private::pair(1 << 14);
     /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
-    /// writer.try_reserve(8)?;
-    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
+    /// writer.try_reserve(8000)?;
+    /// let _ = writer.commit(RecordHeader::default(), 8000); // true: ring the reader
     /// reader.try_receive()?;
     /// let _ = reader.release();
     /// assert!(writer.has_news(), "room came back");
