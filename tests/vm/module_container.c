@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * module_container UID: a container with user, mount, pid, network and ipc namespaces of its own, whose /dev holds one endpoint's node and whose
+ * module_container UID: a container with user, mount, pid, network and (where the kernel has them) ipc namespaces of its own, whose /dev holds one endpoint's node and whose
  * device cgroup allows only that. Its root uses that endpoint and finds no other.
  */
 #define _GNU_SOURCE
@@ -148,7 +148,7 @@ int main(int argc, char **argv)
 		/* Before the namespaces, and with every right: the cgroup holds for root, too. */
 		promise(open(others, O_RDWR) < 0 && errno == EPERM && open(PCIEIPC_NODE, O_RDWR) < 0 && errno == EPERM, "the_device_cgroup_refuses_the_others_even_to_root");
 		if (failed || setresgid(user, user, user) || setresuid(user, user, user) || prctl(PR_SET_DUMPABLE, 1) ||
-		    unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC))
+		    unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | (access("/proc/self/ns/ipc", F_OK) ? 0 : CLONE_NEWIPC)))
 			_exit(5);
 		if (write(back[1], "u", 1) != 1 || read(gate[0], &byte, 1) != 1 || setresgid(0, 0, 0) || setresuid(0, 0, 0))
 			_exit(6);
@@ -166,6 +166,8 @@ int main(int argc, char **argv)
 			_exit(8);
 		_exit(WEXITSTATUS(status));
 	}
+	/* So that its end is seen when it ends without a word. */
+	close(back[1]);
 	if (read(back[0], &byte, 1) == 1) {
 		write_map(child, "uid_map", user);
 		write_map(child, "gid_map", user);
