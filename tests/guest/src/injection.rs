@@ -10,6 +10,7 @@ use std::{
 use crate::mapping::{Mapping, PAGE};
 
 const DEBUG: &str = "/sys/kernel/debug";
+const MAKE_IT_FAIL: &str = "/proc/thread-self/make-it-fail";
 
 /// Whether the kernel can inject faults, and prepares it: in all allocations that may wait, of every size, without words.
 ///
@@ -68,7 +69,7 @@ impl Injection {
     }
 }
 
-/// While it lives, this process gets memory of the kernel in single pages only, wherever that has a choice.
+/// While it lives, this thread gets memory of the kernel in single pages only, wherever that has a choice.
 #[derive(Debug)]
 pub struct Scattered(());
 
@@ -78,7 +79,7 @@ impl Scattered {
     /// # Panics
     /// When the kernel does not take the settings.
     pub fn begin() -> Self {
-        Self::set("/proc/self/make-it-fail", "1");
+        Self::set(MAKE_IT_FAIL, "1");
         for (file, value) in
             [("task-filter", "Y"), ("min-order", "1"), ("times", "-1"), ("interval", "1"), ("probability", "100")]
         {
@@ -97,7 +98,7 @@ impl Drop for Scattered {
         for (file, value) in [("probability", "0"), ("times", "1"), ("min-order", "0"), ("task-filter", "N")] {
             Self::set(&format!("{DEBUG}/fail_page_alloc/{file}"), value);
         }
-        Self::set("/proc/self/make-it-fail", "0");
+        Self::set(MAKE_IT_FAIL, "0");
     }
 }
 

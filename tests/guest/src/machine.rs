@@ -37,16 +37,20 @@ pub fn unload() {
 }
 
 fn insert(parameters: &CStr) {
-    try_insert(parameters).unwrap_or_else(|error| panic!("insmod: {error}"));
+    try_insert(&module_file(), parameters).unwrap_or_else(|error| panic!("insmod: {error}"));
 }
 
 /// The module in.
 ///
 /// # Errors
 /// What finit_module(2) says.
-pub fn try_insert(parameters: &CStr) -> Result<(), Errno> {
-    let module = fs::File::open("/modules/pcieipc.ko").unwrap_or_else(|error| panic!("{error}"));
-    finit_module(&module, parameters, ModuleInitFlags::empty())
+pub fn try_insert(file: &fs::File, parameters: &CStr) -> Result<(), Errno> {
+    finit_module(file, parameters, ModuleInitFlags::empty())
+}
+
+/// The module's file.
+pub fn module_file() -> fs::File {
+    fs::File::open("/modules/pcieipc.ko").unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A number in the module's state in debugfs, such as `pages`.

@@ -397,17 +397,12 @@ fn loading_the_module_survives_every_fault() {
     }
     machine::unload();
     let step = if std::env::var_os("SHORT").is_some() { 25 } else { 1 };
-    sweep_each(
-        step,
-        "loading",
-        || (),
-        |()| match machine::try_insert(c"doorbell_map=1") {
-            Ok(()) => Ok(Unload),
-            // Reading the file, the kernel counts short reads as a module that it does not understand; so it does a string that it could not copy.
-            Err(Errno::ENOEXEC | Errno::EINVAL) => Err(Errno::ENOMEM),
-            Err(error) => Err(error),
-        },
-    );
+    sweep_each(step, "loading", machine::module_file, |file| match machine::try_insert(file, c"doorbell_map=1") {
+        Ok(()) => Ok(Unload),
+        // Reading the file, the kernel counts short reads as a module that it does not understand; so it does a string that it could not copy.
+        Err(Errno::ENOEXEC | Errno::EINVAL) => Err(Errno::ENOMEM),
+        Err(error) => Err(error),
+    });
     machine::repair();
 }
 
@@ -447,11 +442,12 @@ impl Drop for Profile {
 /// Where no two pages lie side by side a ring has a register for each run of pages, and an order of the engine ends where a run does.
 fn a_ring_of_scattered_pages_carries_data_as_any_other() {
     const BYTES: usize = 64 << 10;
-    let scattered = injection::Scattered::begin();
     let [writer, reader] = [0, 1].map(Session::nth);
     let make = |session: &Session| {
+        let scattered = injection::Scattered::begin();
         let create = pcieipc_channel_create { data_bytes: BYTES as u64, vector: 1, ..Record::new() };
         let made = session.node.get(number::CHANNEL_CREATE, create);
+        drop(scattered);
         let export = guest::session::export(&session.node, made.channel).unwrap_or_else(|error| panic!("export: {error}"));
         let [data, ..] = export.maps();
         let runs = injection::runs_of_pages(&data);
@@ -462,7 +458,6 @@ fn a_ring_of_scattered_pages_carries_data_as_any_other() {
     };
     let (from, _from_export, source) = make(&writer);
     let (remote, export, target) = make(&reader);
-    drop(scattered);
     let eventfd = reader.eventfd(1);
     let fd = export.as_fd().as_raw_fd();
     let to = writer.node.get(number::CHANNEL_IMPORT, pcieipc_channel_fd { fd, ..Record::new() }).channel;
@@ -487,7 +482,7 @@ fn main() -> ExitCode {
         println!("KTAP version 1\n1..1\nok 1 every_fault_in_every_call_is_survived # SKIP this kernel injects no faults");
         return ExitCode::SUCCESS;
     }
-    if std::env::args().nth(1).is_some_and(|what| what == "rest") {
+    if std::env::var_os("REST").is_some() {
         return ktap::main(
             promises![
                 a_ring_of_scattered_pages_carries_data_as_any_other,
