@@ -7,10 +7,7 @@ use std::{
     path::Path,
 };
 
-use crate::mapping::{Mapping, PAGE};
-
 const DEBUG: &str = "/sys/kernel/debug";
-const MAKE_IT_FAIL: &str = "/proc/thread-self/make-it-fail";
 
 /// Whether the kernel can inject faults, and prepares it: in all allocations that may wait, of every size, without words.
 ///
@@ -67,56 +64,4 @@ impl Injection {
         }
         (outcome, injected)
     }
-}
-
-/// While it lives, this thread gets memory of the kernel in single pages only, wherever that has a choice.
-#[derive(Debug)]
-pub struct Scattered(());
-
-impl Scattered {
-    /// From now on.
-    ///
-    /// # Panics
-    /// When the kernel does not take the settings.
-    pub fn begin() -> Self {
-        Self::set(MAKE_IT_FAIL, "1");
-        for (file, value) in
-            [("task-filter", "Y"), ("min-order", "1"), ("times", "-1"), ("interval", "1"), ("probability", "100")]
-        {
-            Self::set(&format!("{DEBUG}/fail_page_alloc/{file}"), value);
-        }
-        Self(())
-    }
-
-    fn set(path: &str, value: &str) {
-        fs::write(path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
-    }
-}
-
-impl Drop for Scattered {
-    fn drop(&mut self) {
-        for (file, value) in [("probability", "0"), ("times", "1"), ("min-order", "0"), ("task-filter", "N")] {
-            Self::set(&format!("{DEBUG}/fail_page_alloc/{file}"), value);
-        }
-        Self::set(MAKE_IT_FAIL, "0");
-    }
-}
-
-/// In how many runs of neighbours the mapping's pages lie in the machine's memory, as /proc/self/pagemap (5) tells an administrator.
-///
-/// # Panics
-/// When it does not tell.
-pub fn runs_of_pages(mapping: &Mapping) -> usize {
-    let map = File::open("/proc/self/pagemap").unwrap_or_else(|error| panic!("pagemap: {error}"));
-    let frames = (0..mapping.len()).step_by(PAGE).map(|at| {
-        mapping.load(at);
-        let mut entry = [0; 8];
-        let page = (mapping.address().addr().get() + at) / PAGE;
-        map.read_exact_at(&mut entry, page as u64 * 8).unwrap_or_else(|error| panic!("pagemap: {error}"));
-        let frame = u64::from_ne_bytes(entry) & ((1 << 55) - 1);
-        assert_ne!(frame, 0, "an administrator sees frames");
-        frame
-    });
-    let frames: Vec<u64> = frames.collect();
-    1 + frames.windows(2).filter(|pair| pair[1] != pair[0] + 1).count()
 }

@@ -439,58 +439,13 @@ impl Drop for Profile {
     }
 }
 
-/// Where no two pages lie side by side a ring has a register for each run of pages, and an order of the engine ends where a run does.
-fn a_ring_of_scattered_pages_carries_data_as_any_other() {
-    const BYTES: usize = 64 << 10;
-    let [writer, reader] = [0, 1].map(Session::nth);
-    let make = |session: &Session| {
-        let scattered = injection::Scattered::begin();
-        let create = pcieipc_channel_create { data_bytes: BYTES as u64, vector: 1, ..Record::new() };
-        let made = session.node.get(number::CHANNEL_CREATE, create);
-        drop(scattered);
-        let export = guest::session::export(&session.node, made.channel).unwrap_or_else(|error| panic!("export: {error}"));
-        let [data, ..] = export.maps();
-        let runs = injection::runs_of_pages(&data);
-        println!("# {} pieces for {runs} runs of pages", made.segments);
-        assert!(runs > 1, "the pages lie side by side, so this proves nothing");
-        assert_eq!(made.segments as usize, runs);
-        (made.channel, export, data)
-    };
-    let (from, _from_export, source) = make(&writer);
-    let (remote, export, target) = make(&reader);
-    let eventfd = reader.eventfd(1);
-    let fd = export.as_fd().as_raw_fd();
-    let to = writer.node.get(number::CHANNEL_IMPORT, pcieipc_channel_fd { fd, ..Record::new() }).channel;
-    for (round, offset) in [(1u64, 0usize), (2, 8), (3, PAGE - 8), (4, 3 * PAGE + 16)] {
-        source.fill(round);
-        target.fill(99);
-        let (at, bytes) = (offset as u64, (BYTES - 2 * offset) as u32);
-        let flags = PCIEIPC_COPY_RING;
-        let copy = pcieipc_copy { flags, from, from_offset: at, to, to_offset: at, bytes, timeout_ms: 10_000, ..Record::new() };
-        ask(&writer.node, number::COPY, copy).unwrap_or_else(|error| panic!("COPY: {error}"));
-        for word in (0..BYTES).step_by(8) {
-            let seed = if (offset..BYTES - offset).contains(&word) { round } else { 99 };
-            assert_eq!(target.load(word), guest::mapping::pattern(seed, word), "round {round}, offset {word}");
-        }
-        assert_eq!(guest::session::signals(&eventfd, SOON), 1, "round {round}: rung once");
-    }
-    reader.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel: remote, ..Record::new() });
-}
-
 fn main() -> ExitCode {
     if !injection::prepare() {
         println!("KTAP version 1\n1..1\nok 1 every_fault_in_every_call_is_survived # SKIP this kernel injects no faults");
         return ExitCode::SUCCESS;
     }
     if std::env::var_os("REST").is_some() {
-        return ktap::main(
-            promises![
-                a_ring_of_scattered_pages_carries_data_as_any_other,
-                a_profile_survives_every_fault,
-                loading_the_module_survives_every_fault,
-            ],
-            machine::repair,
-        );
+        return ktap::main(promises![a_profile_survives_every_fault, loading_the_module_survives_every_fault,], machine::repair);
     }
     ktap::main(
         promises![
