@@ -22,8 +22,8 @@ use crate::{
     sys::{Life, failed, wait_readable},
 };
 
-/// Of the packets in `message`.
-const PROTOCOL: u32 = 2;
+/// Of the packets in `message`, and of what lies in the memory that ranks share then: the ring has slots since 3.
+const PROTOCOL: u32 = 3;
 /// How often a rank that is not there yet is called.
 const CALL_AGAIN: Duration = Duration::from_millis(5);
 /// How long one that connects may take to say who it is.
