@@ -170,8 +170,9 @@ fn report(verdict: &Verdict, place: &Place) {
     let took = verdict.took.as_secs_f64();
     println!("vm {name}: {} in {took:.1} s ({})", verdict.count(), place.accelerator.name());
     if verdict.count().failed > 0 {
-        println!("vm {name}: its logs are in {}; the command's last words:", verdict.folder.display());
-        for line in last_lines(&verdict.folder.join("output.log"), LAST_WORDS) {
+        println!("vm {name}: its logs are in {}; what failed, and the command's last words:", verdict.folder.display());
+        let output = std::fs::read(verdict.folder.join("output.log")).unwrap_or_default();
+        for line in words(&String::from_utf8_lossy(&output)) {
             println!("vm {name} | {line}");
         }
     }
@@ -179,10 +180,44 @@ fn report(verdict: &Verdict, place: &Place) {
 
 /// How much of a failed command's output the report repeats: where only the report is kept, this is all there is to judge by.
 const LAST_WORDS: usize = 25;
+/// How much of what a test said after it failed, and of how many tests.
+const WORDS_OF_A_TEST: usize = 12;
+const TESTS_WITH_WORDS: usize = 4;
 
-fn last_lines(file: &Path, count: usize) -> Vec<String> {
-    let Ok(bytes) = std::fs::read(file) else { return Vec::new() };
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<_> = text.lines().map(str::trim_end).collect();
-    lines.iter().skip(lines.len().saturating_sub(count)).map(ToString::to_string).collect()
+/// The first tests that failed with what they said of it, then the last lines.
+fn words(output: &str) -> Vec<&str> {
+    let lines: Vec<_> = output.lines().map(str::trim_end).collect();
+    let end = lines.len().saturating_sub(LAST_WORDS);
+    let failed = (0..end).filter(|&at| lines[at].starts_with("not ok")).take(TESTS_WITH_WORDS);
+    let mut words: Vec<_> = failed
+        .flat_map(|at| {
+            let said = lines[at + 1..end].iter().take_while(|line| line.starts_with('#')).take(WORDS_OF_A_TEST);
+            std::iter::once(&lines[at]).chain(said).copied()
+        })
+        .collect();
+    words.extend(&lines[end..]);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_failed_long_ago_is_repeated_with_what_it_said() {
+        let mut output = String::from("ok 1 first\nnot ok 2 second\n# dmesg: nothing\n# watch: nothing\nok 3 third\r\n");
+        let last: Vec<_> = (0..LAST_WORDS).map(|line| format!("ok {}", line + 4)).collect();
+        output += &last.join("\n");
+        let words = words(&output);
+        assert_eq!(words[..3], ["not ok 2 second", "# dmesg: nothing", "# watch: nothing"]);
+        assert_eq!(words[3..], last);
+    }
+
+    #[test]
+    fn words_are_few_however_much_is_said() {
+        let failure = "not ok\n".to_owned() + &"# word\n".repeat(100);
+        let all = words(&failure.repeat(100)).len();
+        assert_eq!(all, TESTS_WITH_WORDS * (1 + WORDS_OF_A_TEST) + LAST_WORDS);
+        assert_eq!(words("").len(), 0);
+    }
 }
