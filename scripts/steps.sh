@@ -24,20 +24,31 @@ key() {
 }
 
 # step TITLE DESTINATION COMMAND...: unless DESTINATION exists, runs COMMAND with a temporary name as its last argument
-# and renames that to DESTINATION when it succeeded, so that an interrupted step leaves nothing that looks complete.
+# and renames that to DESTINATION when it succeeded, so that an interrupted step leaves nothing that looks complete. Who comes while
+# another makes the same waits for it.
 step() {
     local title=$1 destination=$2 started=$SECONDS log
     shift 2
     [ ! -e "$destination" ] || return 0
     log=$PCIEIPC_CACHE/logs/$(basename "$destination").log
     mkdir -p "$(dirname "$destination")" "$PCIEIPC_CACHE/logs"
+    exec 8>"$log.lock"
+    if ! flock -n 8; then
+        say "$title: another run makes it; waiting for that"
+        flock -w 3600 8 || die "$title: the other run did not end within an hour"
+    fi
+    if [ -e "$destination" ]; then
+        exec 8>&-
+        return 0
+    fi
     say "$title ..."
     rm -rf "$destination.part"
-    if ! "$@" "$destination.part" >"$log" 2>&1 9>&-; then
+    if ! "$@" "$destination.part" >"$log" 2>&1 8>&- 9>&-; then
         tail -n 25 "$log" >&2
         die "$title failed after $((SECONDS - started)) s; the whole log is $log"
     fi
     mv -T "$destination.part" "$destination"
+    exec 8>&-
     say "$title: $((SECONDS - started)) s"
 }
 
