@@ -318,6 +318,7 @@ pub(crate) fn stop(endpoint: &Endpoint) -> bool {
 pub(crate) fn reset(endpoint: &Endpoint, hardware: &mut Hardware) -> Result {
     if restart(endpoint).is_err() {
         dev_warn!(endpoint.pdev, "the engine holds on to an order; remove and rescan the device\n");
+        endpoint.silence();
         let generation = endpoint.status.generation();
         endpoint.change(hardware, state::DEAD, generation);
         return Err(ENODEV);

@@ -255,9 +255,9 @@ impl Endpoint {
         let Ok(mut mapping) = hardware.mappings.remove(index) else {
             return;
         };
-        // During recovery or reset the device may not be touched. It is off the bus then, and before it comes back it forgets
-        // all rings and its engine's orders.
-        let reachable = self.status.state() != state::RECOVERING;
+        // Unless it is LIVE the device may not be touched: it may be in a recovery or a reset. It is off the bus then, and before it comes
+        // back it forgets all rings and its engine's orders.
+        let reachable = self.status.state() == state::LIVE;
         let mut stopped = true;
         if hardware.engine.uses(key) {
             stopped = !reachable || engine::stop(self);
@@ -269,11 +269,12 @@ impl Endpoint {
         hardware.slots &= !slot_bits(&mapping.slots);
         // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring, or is off the bus.
         unsafe { self.take_away(&mut mapping) };
+        // Before the device has the bus again, which says of later rings only that it reaches nothing.
+        self.keep_if_reached(&mapping);
         if !stopped && self.status.state() == state::LIVE {
             // Where that fails the endpoint is DEAD, which is told.
             let _ = engine::reset(self, &mut hardware);
         }
-        self.keep_if_reached(&mapping);
         drop(hardware);
         // The pages, if this was the last reference, are freed only now: unmapped, flushed, and without the lock.
         drop(mapping);
@@ -315,10 +316,18 @@ impl Endpoint {
 
     /// Stops the device from mastering the bus, and waits until what it began has ended, 0.7 s at most.
     pub(crate) fn silence(&self) {
+        self.silence_in(self.status.state());
+    }
+
+    /// The same where the state was `last` a moment ago.
+    fn silence_in(&self, last: u32) {
         // SAFETY: `pdev` holds a reference.
         unsafe { bindings::pci_clear_master(self.pci()) };
-        // Without an answer there is nothing to wait for.
         if !self.answers() {
+            // Whether it has heard that, and what it has begun, nobody can tell. One that was pulled out reaches nothing; the kernel gives one whose
+            // recovery failed up in the same words, but that one is there, and DEAD.
+            let pulled_out = self.is_removed() && last != state::DEAD;
+            self.restless.store(u32::from(!pulled_out), Relaxed);
             return;
         }
         // SAFETY: As above.
@@ -353,7 +362,7 @@ impl Endpoint {
     pub(crate) fn stop_using(&self, key: u64, any: bool, why: Error) {
         let mut hardware = self.hardware.lock();
         let concerned = if any { hardware.engine.uses(key) } else { hardware.engine.rings(key) };
-        if !hardware.bound || self.status.state() == state::RECOVERING || !concerned {
+        if !hardware.bound || self.status.state() != state::LIVE || !concerned {
             return;
         }
         let stopped = engine::stop(self);
@@ -391,14 +400,14 @@ impl Endpoint {
     pub(crate) fn unbind(&self) {
         let mut hardware = self.hardware.lock();
         hardware.bound = false;
-        let generation = self.status.generation();
+        let (last, generation) = (self.status.state(), self.status.generation());
         self.change(&mut hardware, state::GONE, generation);
         if hardware.engine.is_busy() && self.profile.engine != Engine::None {
             engine::stop(self);
             hardware.engine.abort(ENODEV);
         }
         self.clear_all_slots();
-        self.silence();
+        self.silence_in(last);
         let mut mappings = core::mem::replace(&mut hardware.mappings, KVec::new());
         hardware.slots = 0;
         for mapping in mappings.iter_mut() {

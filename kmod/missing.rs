@@ -23,7 +23,7 @@ use crate::{
 use kernel::{
     bindings,
     prelude::*,
-    sync::MutexGuard,
+    sync::{atomic::Relaxed, MutexGuard},
     time::{delay::fsleep, Delta},
 };
 
@@ -90,6 +90,22 @@ impl Endpoint {
         self.keep_others_off();
     }
 
+    /// DEAD or GONE, for good, but it did not answer when it was taken off the bus, or what it had begun did not end: when it answers
+    /// again it is taken off once more. Does nothing while somebody else holds its locks, as a reset does.
+    pub(crate) fn silence_late(&self) {
+        if self.restless.load(Relaxed) == 0 || self.is_removed() {
+            return;
+        }
+        // SAFETY: The endpoint holds a reference to the device.
+        let Some(_lock) = (unsafe { Locked::new(self.pci()) }) else {
+            return;
+        };
+        let hardware = self.hardware.lock();
+        if hardware.is_bound() && matches!(self.status.state(), state::DEAD | state::GONE) && self.has_ids() {
+            self.silence();
+        }
+    }
+
     /// It answers again. What became of it meanwhile nobody knows, so it gets its configuration back and is reset, where that can be done; it
     /// lives anew then, or is DEAD. Does nothing while somebody else holds the locks: a reset or the kernel's recovery, which take over, or unbind,
     /// which waits for the monitor.
@@ -132,7 +148,7 @@ impl Endpoint {
     }
 
     /// Whether hot-plug, or a recovery that failed, has given the device up.
-    fn is_removed(&self) -> bool {
+    pub(crate) fn is_removed(&self) -> bool {
         // SAFETY: The endpoint holds a reference.
         unsafe { inline::pci_dev_is_disconnected(self.pci()) }
     }

@@ -97,6 +97,7 @@ impl Monitor {
         if self.endpoint.status.state() == state::DEAD {
             self.endpoint.keep_others_off();
         }
+        self.endpoint.silence_late();
     }
 
     /// Enables vectors that a storm had masked, and tells it. That writes to the device, so the caller holds `hardware` of a

@@ -111,6 +111,8 @@ impl Endpoint {
         if !self.answers() {
             let generation = self.status.generation();
             self.change(&mut hardware, state::DEAD, generation);
+            // Whoever restored its configuration may have let it master the bus.
+            self.silence();
             return;
         }
         // Not every recovery resets the device, and some devices keep their registers over a reset. What they remember is not

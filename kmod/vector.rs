@@ -170,26 +170,28 @@ impl irq::Handler for Handler {
     fn handle(&self) -> irq::IrqReturn {
         let endpoint = &*self.endpoint;
         let raised = endpoint.acknowledge(self.index);
-        if !raised.engine && !raised.user {
-            return irq::IrqReturn::None;
-        }
         if raised.engine {
             endpoint.engine_finished();
         }
         if raised.user {
             endpoint.status.count_interrupt();
             trace::interrupt(endpoint.id, self.index as u32);
-        } else if endpoint.profile.engine_vector.is_none() {
-            // The engine shares the vector with the doorbell, and it was not the doorbell.
-            return irq::IrqReturn::Handled;
         }
+        // An engine that shares the vector with the doorbell signals nobody.
+        let signals = raised.user || raised.engine && endpoint.profile.engine_vector.is_some();
         if let Some(vector) = endpoint.vector(self.index) {
-            if vector.fire() {
+            // An interrupt for which the device has no reason takes as long as one for which it has.
+            let storm = if signals { vector.fire() } else { vector.is_storm() };
+            if storm {
                 vector.quench();
                 endpoint.storm(vector.index);
             }
         }
-        irq::IrqReturn::Handled
+        if raised.engine || raised.user {
+            irq::IrqReturn::Handled
+        } else {
+            irq::IrqReturn::None
+        }
     }
 }
 

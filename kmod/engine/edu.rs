@@ -7,6 +7,7 @@ use super::{Order, Outcome};
 use crate::{endpoint::Endpoint, uapi::state};
 use kernel::{
     prelude::*,
+    sync::atomic::Relaxed,
     time::{delay::fsleep, Delta},
 };
 
@@ -69,7 +70,8 @@ pub(super) fn stop(endpoint: &Endpoint) -> bool {
         return true;
     }
     endpoint.silence();
-    let ended = runs_out(endpoint);
+    // A new life has to begin before it may write again, when its order is over and what it wrote is still on its way.
+    let ended = runs_out(endpoint) && endpoint.restless.load(Relaxed) == 0;
     // One that died has lost the bus for good.
     if ended && endpoint.status.state() == state::LIVE {
         endpoint.unsilence();

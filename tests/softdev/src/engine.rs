@@ -90,6 +90,7 @@ pub struct Engine {
     corrupt: AtomicU32,
     bytes_per_second: AtomicU64,
     stuck: AtomicBool,
+    sticks_at_reset: AtomicBool,
     bytes: AtomicU64,
     errors: AtomicU64,
 }
@@ -142,6 +143,7 @@ impl Engine {
     pub fn reset(&self) {
         self.stop();
         let mut shared = self.idle();
+        self.stuck.fetch_or(self.sticks_at_reset.swap(false, Ordering::Relaxed), Ordering::Relaxed);
         shared.result = RESULT_NONE;
         shared.error = 0;
     }
@@ -193,15 +195,17 @@ impl Engine {
         self.bytes_per_second.store(bytes_per_second, Ordering::Relaxed);
     }
 
-    /// From now on it says that it is busy, whatever it is told, and does nothing.
-    pub fn stick(&self) {
-        self.stuck.store(true, Ordering::Relaxed);
+    /// From now on, or from its next reset on, it says that it is busy, whatever it is told, and does nothing.
+    pub fn stick(&self, at_reset: bool) {
+        let from = if at_reset { &self.sticks_at_reset } else { &self.stuck };
+        from.store(true, Ordering::Relaxed);
     }
 
     /// Forgets corruption, speed limit and that it is stuck.
     pub fn clear_faults(&self) {
         self.corrupt.store(0, Ordering::Relaxed);
         self.stuck.store(false, Ordering::Relaxed);
+        self.sticks_at_reset.store(false, Ordering::Relaxed);
         self.set_speed(0);
     }
 

@@ -211,6 +211,36 @@ fn an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead() {
     guest::session::living(serial);
 }
 
+fn an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_left_alone_in_resets() {
+    let session = Session::nth(0);
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    let rings: Vec<_> = (0..30).map(|_| session.create(PAGE as u64, 1).unwrap()).collect();
+    let (serial, function, endpoint) = (session.info().serial, session.function(), endpoint_of(&session));
+    // It stops when it is told to, and is busy after the reset that follows.
+    softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 200_000}));
+    softdev(&json!({"cmd": "stick", "endpoint": endpoint, "at_reset": true}));
+    let mut copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 1 << 20, timeout_ms: 200, ..Record::new() };
+    assert_eq!(session.node.call(number::COPY, &mut copy), Err(Errno::ENODEV));
+    assert_eq!((session.state().0, &played(serial)["mastering"]), (PCIEIPC_STATE_DEAD, &json!(false)));
+    let touched = || played(serial)["touched_in_reset"].as_u64().unwrap();
+    let before = touched();
+    std::thread::scope(|scope| {
+        let resetting = scope.spawn(|| (0..5).for_each(|_| function.reset().unwrap()));
+        for ring in rings {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            ring.destroy().unwrap();
+        }
+        resetting.join().unwrap();
+    });
+    assert_eq!(touched(), before, "its registers were touched in a reset");
+    drop((from, to, session));
+    assert_eq!(played(serial)["mastering"], false, "not for the end of its rings either");
+    function.remove().unwrap();
+    softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    Function::rescan().unwrap();
+    guest::session::living(serial);
+}
+
 fn unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later() {
     let session = Session::nth(0);
     let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
@@ -249,6 +279,7 @@ fn main() -> ExitCode {
             a_silent_endpoint_makes_a_copy_time_out_not_hang,
             death_in_the_middle_of_a_copy_is_an_error_within_its_time,
             an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead,
+            an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_left_alone_in_resets,
             unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later,
         ],
         machine::repair,

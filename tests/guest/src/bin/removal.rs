@@ -353,6 +353,49 @@ fn pages_that_a_device_may_still_reach_are_kept_from_everybody() {
     Scene::new(&Session::nth(0)).assert_memory_lives();
 }
 
+fn misread(serial: u64, count: u32) {
+    softdev(&json!({"cmd": "misread", "endpoint": played(serial)["endpoint"], "count": count}));
+}
+
+fn pages_of_one_that_does_not_answer_are_kept_from_everybody() {
+    let pages = || machine::module_state("pages");
+    let session = Session::nth(0);
+    let (serial, kept_out) = (session.info().serial, is_kept_out(&session));
+    let before = pages();
+    let channel = session.create(DATA as u64, 0).unwrap();
+    misread(serial, u32::MAX);
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_RECOVERING), "{:?}", session.state());
+    channel.destroy().unwrap();
+    let left = if kept_out { 0 } else { (DATA / PAGE) as u64 };
+    assert_eq!(session.state().0, PCIEIPC_STATE_RECOVERING, "this machine is too slow to look in time");
+    assert_eq!(pages(), before + left, "{before} pages before");
+    misread(serial, 0);
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_LIVE), "{:?}", session.state());
+    drop(session);
+    // In its new life nothing of the former one is on its way.
+    let session = Session::nth(0);
+    let before = pages();
+    session.create(DATA as u64, 0).unwrap().destroy().unwrap();
+    assert_eq!(pages(), before);
+    Scene::new(&session).assert_memory_lives();
+}
+
+fn one_that_is_gone_and_answers_again_is_taken_off_the_bus() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    misread(serial, u32::MAX);
+    assert!(wait::until(MISSING + 2 * SOON, || session.state().0 == PCIEIPC_STATE_GONE), "{:?}", session.state());
+    // As if it had not heard the first time.
+    function.set_command(function.command().unwrap() | 4).unwrap();
+    assert_eq!(played(serial)["mastering"], true);
+    misread(serial, 0);
+    assert!(wait::until(SOON, || played(serial)["mastering"] == false), "{}", played(serial));
+    assert_eq!(session.state().0, PCIEIPC_STATE_GONE);
+    function.remove().unwrap();
+    Function::rescan().unwrap();
+    living(serial);
+}
+
 fn the_death_of_a_peer_is_no_event_for_other_sessions_channels() {
     let [session, other] = [0, 1].map(Session::nth);
     let (serial, function) = (session.info().serial, session.function());
@@ -410,6 +453,8 @@ fn main() -> ExitCode {
             death_lets_sessions_close_in_any_order,
             an_unbind_takes_the_endpoint_off_the_bus_then_waits_for_what_it_began_and_then_unmaps,
             pages_that_a_device_may_still_reach_are_kept_from_everybody,
+            pages_of_one_that_does_not_answer_are_kept_from_everybody,
+            one_that_is_gone_and_answers_again_is_taken_off_the_bus,
             the_death_of_a_peer_is_no_event_for_other_sessions_channels,
             the_node_of_a_returned_endpoint_is_there_when_its_return_is_told,
         ],
