@@ -214,7 +214,7 @@ fn an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead() {
 fn an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_left_alone_in_resets() {
     let session = Session::nth(0);
     let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
-    let rings: Vec<_> = (0..30).map(|_| session.create(PAGE as u64, 1).unwrap()).collect();
+    let rings: Vec<_> = (0..30).map(|_| session.create(4096, 1).unwrap()).collect();
     let (serial, function, endpoint) = (session.info().serial, session.function(), endpoint_of(&session));
     // It stops when it is told to, and is busy after the reset that follows.
     softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 200_000}));
@@ -233,7 +233,8 @@ fn an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_left_alone_in_resets(
         resetting.join().unwrap();
     });
     assert_eq!(touched(), before, "its registers were touched in a reset");
-    drop((from, to, session));
+    drop((from, to));
+    drop(session);
     assert_eq!(played(serial)["mastering"], false, "not for the end of its rings either");
     function.remove().unwrap();
     softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
