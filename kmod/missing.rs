@@ -182,7 +182,7 @@ impl Locked {
     /// `pdev` is valid, and stays so while this lives.
     unsafe fn new(pdev: *mut bindings::pci_dev) -> Option<Self> {
         // SAFETY: By the requirements of this function.
-        (unsafe { bindings::pci_dev_trylock(pdev) } != 0).then_some(Self(pdev))
+        (unsafe { bindings::pci_dev_trylock(pdev) } != 0).then(|| Self(pdev))
     }
 }
 

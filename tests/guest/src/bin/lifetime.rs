@@ -156,7 +156,8 @@ fn calls_that_race_rmmod_find_the_whole_module_or_none() {
         let begun = Instant::now();
         let enough = |unloads| {
             let least = Duration::from_secs(90);
-            unloads >= *UNLOADS.end() || begun.elapsed() > if unloads >= *UNLOADS.start() { least } else { wait::patiently(least) }
+            unloads >= *UNLOADS.end()
+                || begun.elapsed() > if unloads >= *UNLOADS.start() { least } else { wait::patiently(least) }
         };
         while !enough(unloads) && players.iter().all(|player| !player.is_finished()) {
             // A correctable error is told to the driver without any lock that would keep it there.

@@ -190,70 +190,6 @@ fn a_storm_starves_neither_its_processor_nor_another_vector() {
     assert!(storms >= ROUNDS, "{storms} storms told");
 }
 
-/// The soft endpoint by another profile, which says how interrupts are acknowledged. The register that gives their reasons counts doorbells in
-/// truth, so until the first has been rung an interrupt has none.
-struct Acknowledging(Function);
-
-impl Acknowledging {
-    const PROFILE: &str = "/sys/kernel/config/pcieipc/acknowledging";
-
-    fn new(function: Function) -> Self {
-        function.unbind().unwrap();
-        fs::create_dir(Self::PROFILE).unwrap();
-        let fields = [
-            ("vendor", "0x1234"),
-            ("device", "0x7069"),
-            ("vectors", "7"),
-            ("doorbell_offset", "0x3000"),
-            ("doorbell_stride", "4"),
-            ("user_dma", "0"),
-            ("ack_bar", "0"),
-            ("ack_status", "0x40"),
-            ("ack_clear", "0x40"),
-            ("enable", "1"),
-        ];
-        for (field, value) in fields {
-            fs::write(format!("{}/{field}", Self::PROFILE), value).unwrap_or_else(|error| panic!("{field}: {error}"));
-        }
-        // In a new life, whose counters are zero.
-        function.reset().unwrap();
-        function.bind().unwrap();
-        Self(function)
-    }
-}
-
-impl Drop for Acknowledging {
-    fn drop(&mut self) {
-        let outcome = self.0.unbind().and_then(|()| fs::write(format!("{}/enable", Self::PROFILE), "0"));
-        if let Err(error) = outcome.and_then(|()| fs::remove_dir(Self::PROFILE)).and_then(|()| self.0.bind()) {
-            println!("# {}: {error}", Self::PROFILE);
-        }
-    }
-}
-
-fn a_storm_of_interrupts_for_which_a_device_has_no_reason_is_masked_and_told_too() {
-    machine::reload(c"storm_interrupts=20 link_sample_ms=50");
-    let function = Session::nth(0).function();
-    let _profile = Acknowledging::new(function);
-    let session = Session::nth(0);
-    let (eventfd, serial) = (session.eventfd(5), session.info().serial);
-    let endpoint = played(serial)["endpoint"].clone();
-    session.node.events();
-    let mut storms = Vec::new();
-    softdev(&json!({"cmd": "flood", "endpoint": endpoint, "vector": 5, "count": 100_000, "us": 10}));
-    let told = wait::until(2 * SOON, || {
-        storms.extend(session.node.events().into_iter().filter(|event| event.kind == PCIEIPC_EVENT_STORM));
-        storms.len() >= 3
-    });
-    assert!(told, "{storms:?} in {} interrupts", played(serial)["interrupts"]);
-    assert!(storms.iter().all(|event| event.detail[0] == 5));
-    assert_eq!((session.info().interrupts, signals(&eventfd, Duration::ZERO)), (0, 0), "none of them was a doorbell");
-    session.function().reset().unwrap();
-    let recovered = wait::until(SOON, || session.node.call(number::RECOVER, &mut pcieipc_recover::new()).is_ok());
-    assert!(recovered, "{:?}", session.state());
-    is_over(&session, &eventfd);
-}
-
 fn main() -> ExitCode {
     ktap::main(
         promises![
@@ -261,7 +197,6 @@ fn main() -> ExitCode {
             storms_without_end_do_not_fill_the_kernels_log,
             a_storm_that_a_reset_falls_into_is_over_after_it,
             a_storm_starves_neither_its_processor_nor_another_vector,
-            a_storm_of_interrupts_for_which_a_device_has_no_reason_is_masked_and_told_too,
         ],
         machine::repair,
     )
