@@ -22,6 +22,12 @@ opens() { # GROUP NODE
     su -s /bin/sh "$1" -c "exec 3<>$2" 2>/dev/null
 }
 failed=0
+# The kernel with every check is a small one, which tells programs of no changes to files; udevd does not work without.
+if [ ! -d /proc/sys/fs/inotify ]; then
+    echo "1..1"
+    echo "ok 1 udev_makes_the_nodes_what_the_rule_says # SKIP this kernel has no inotify"
+    exit 0
+fi
 echo "1..7"
 # What the machine's own start has done to the nodes is undone.
 rmmod pcieipc

@@ -233,7 +233,6 @@ fn an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_left_alone_in_resets(
         resetting.join().unwrap();
     });
     assert_eq!(touched(), before, "its registers were touched in a reset");
-    drop((from, to));
     drop(session);
     assert_eq!(played(serial)["mastering"], false, "not for the end of its rings either");
     function.remove().unwrap();
