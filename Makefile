@@ -30,7 +30,7 @@ chaos: vm-env ## all-reduce under a seeded schedule of faults (FAULTS=n SEED=s, 
 	@scripts/chaos
 
 .PHONY: bench
-bench: ## measure all-reduce beside Open MPI and Gloo; target/bench/host.json
+bench: ## measure all-reduce beside Open MPI and Gloo, and fail where a bar is not met; target/bench/host.json
 	@scripts/bench
 
 .PHONY: test-torch

@@ -161,17 +161,18 @@ impl Bench {
         }
         let (input, mut output) = self.buffers::<T>(count, block);
         let (collective, op, root) = (self.collective, self.op, self.root);
+        let forget = |output: &mut Vec<T>| output.fill(T::default());
         let two = |group: &mut Group, output: &mut Vec<T>| two(group, collective, op, root, &input, output);
-        row.out_of_place = Some(self.time(&mut output, None, two)?);
+        row.out_of_place = Some(self.time(&mut output, &forget, two)?);
         let mut buffer = output;
         row.in_place = match collective {
             Collective::AllReduce => {
-                Some(self.time(&mut buffer, Some(&|b: &mut Vec<T>| b.copy_from_slice(&input)), |group, b: &mut Vec<T>| {
+                Some(self.time(&mut buffer, &|b: &mut Vec<T>| b.copy_from_slice(&input), |group, b: &mut Vec<T>| {
                     group.all_reduce(b, op, WAIT)
                 })?)
             }
             Collective::Broadcast => {
-                Some(self.time(&mut buffer, Some(&|b: &mut Vec<T>| b.copy_from_slice(&input)), |group, b: &mut Vec<T>| {
+                Some(self.time(&mut buffer, &|b: &mut Vec<T>| b.copy_from_slice(&input), |group, b: &mut Vec<T>| {
                     group.broadcast(b, root, WAIT)
                 })?)
             }
@@ -213,7 +214,7 @@ impl Bench {
             buffer.copy_from_slice(&self.answers().inputs(row.count));
             let mut output = vec![T::default(); block];
             let call = |group: &mut Group, output: &mut Vec<T>| straight(group, collective, op, root, &mut buffer, output);
-            row.out_of_place = Some(self.time(&mut output, None, call)?);
+            row.out_of_place = Some(self.time(&mut output, &|o: &mut Vec<T>| o.fill(T::default()), call)?);
             return Ok(());
         }
         let (at, input) = match collective {
@@ -222,22 +223,20 @@ impl Bench {
         };
         let prepare = |b: &mut Registered<T>| b[at..][..input.len()].copy_from_slice(&input);
         let call = |group: &mut Group, b: &mut Registered<T>| straight(group, collective, op, root, b, &mut []);
-        row.in_place = Some(self.time(&mut buffer, Some(&prepare), call)?);
+        row.in_place = Some(self.time(&mut buffer, &prepare, call)?);
         Ok(())
     }
 
-    /// Checks one call, times many, and checks again: what the last of them left, or, where a call's output is its input and so that of
-    /// the next, one more call on what `prepare` makes of it.
+    /// Checks one call, times many, and checks one more: each of the two on what `prepare` makes of the buffer, which is what goes in or,
+    /// where that lies elsewhere, nothing of an answer; so no call passes for what an earlier one left.
     fn time<T: Number, B: std::ops::Deref<Target = [T]>>(
         &mut self,
         buffer: &mut B,
-        prepare: Option<&dyn Fn(&mut B)>,
+        prepare: &dyn Fn(&mut B),
         mut call: impl FnMut(&mut Group, &mut B) -> Result<()>,
     ) -> Result<Timing> {
         let answers = self.answers();
-        if let Some(prepare) = prepare {
-            prepare(buffer);
-        }
+        prepare(buffer);
         self.group.barrier(WAIT)?;
         call(&mut self.group, buffer)?;
         let mut wrong = if self.check { answers.wrong(buffer) } else { 0 };
@@ -266,11 +265,9 @@ impl Bench {
         }
         let totals = self.group.stop_trace().map(|t| t.totals()).unwrap_or_default();
         if self.check {
-            if let Some(prepare) = prepare {
-                prepare(buffer);
-                self.group.barrier(WAIT)?;
-                call(&mut self.group, buffer)?;
-            }
+            prepare(buffer);
+            self.group.barrier(WAIT)?;
+            call(&mut self.group, buffer)?;
             wrong += answers.wrong(buffer);
         }
         let phases = [totals.waiting, totals.combining, totals.publishing].map(|ns| ns as f64 / 1e9 / traced as f64);
@@ -334,5 +331,39 @@ impl Bench {
         }
         times.sort_by(f64::total_cmp);
         Ok(times[REPEATS / 2])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pcieipc::group::of_threads;
+
+    use super::*;
+
+    /// The wrong elements of a rank that calls `call`, from one buffer to another.
+    fn wrong(call: impl Fn(usize, &mut Group, &[f32], &mut Vec<f32>) -> Result<()> + Sync) -> Vec<u64> {
+        of_threads(2, |group| {
+            let time = Duration::from_micros(1);
+            let mut bench = Bench { group, collective: Collective::AllReduce, op: Op::Sum, root: 0, time, check: true };
+            let (input, mut output) = bench.buffers::<f32>(100, 100);
+            let mut number = 0;
+            let call = |group: &mut Group, output: &mut Vec<f32>| {
+                number += 1;
+                call(number, group, &input, output)
+            };
+            bench.time(&mut output, &|o: &mut Vec<f32>| o.fill(0.0), call).unwrap().wrong
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn calls_that_do_nothing_any_more_are_wrong_and_so_are_those_that_begin_with_nothing() {
+        let sum = |group: &mut Group, input: &[f32], output: &mut Vec<f32>| group.all_reduce_into(input, output, Op::Sum, WAIT);
+        assert_eq!(wrong(|_, group, input, output| sum(group, input, output)), [0, 0]);
+        // All but what both ranks' inputs leave zero, on two ranks.
+        let stopped = wrong(|number, group, input, output| if number == 1 { sum(group, input, output) } else { Ok(()) });
+        assert!(stopped.iter().all(|w| (180..=200).contains(w)), "{stopped:?}");
+        let late = wrong(|number, group, input, output| if number > 1 { sum(group, input, output) } else { Ok(()) });
+        assert_eq!(late, stopped);
     }
 }
