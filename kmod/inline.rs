@@ -45,6 +45,7 @@ unsafe extern "C" {
         private: *mut c_void,
         flags: i32,
     ) -> *mut bindings::file;
+    fn __fput_sync(file: *mut bindings::file);
     fn anon_inode_create_getfile(
         name: *const c_char,
         fops: *const bindings::file_operations,
@@ -338,4 +339,15 @@ pub(crate) unsafe fn anon_file_with_inode(
     from_err_ptr(unsafe {
         anon_inode_create_getfile(name.as_char_ptr(), fops, core::ptr::null_mut(), flags as i32, core::ptr::null())
     })
+}
+
+/// Gives a file back at once. The usual way is when the thread returns to user space, which is too late for a file whose operations are of
+/// a module that fails to load: they are freed before.
+///
+/// # Safety
+///
+/// This is the file's only reference.
+pub(crate) unsafe fn fput_now(file: *mut bindings::file) {
+    // SAFETY: By the requirements of this function; callers may sleep, as in all of the module's process context.
+    unsafe { __fput_sync(file) };
 }

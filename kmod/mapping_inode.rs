@@ -37,12 +37,12 @@ impl MappingInode {
     /// `ENOMEM` without memory.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: The operations have an owner and use no private data. The file is only a way to get its inode, of which
-        // a reference is taken before the file is given back.
+        // a reference is taken before the file is given back, and nobody else knows it.
         let inode = unsafe {
             let file = inline::anon_file_with_inode(c"[pcieipc]", &raw const OPERATIONS.0, kernel::fs::file::flags::O_RDWR)?;
             let inode = (*file).f_inode;
             bindings::ihold(inode);
-            bindings::fput(file);
+            inline::fput_now(file);
             inode
         };
         let inode = NonNull::new(inode).ok_or(EINVAL)?;

@@ -62,7 +62,8 @@ logged their_engines_throughput_is_logged "$after" '"dma_bytes_per_second":[1-9]
 screen it_shows_who_is_attached_and_what_engines_move "$first +live +[0-9]+ +yes +[1-9][0-9]* +[0-9]+ +([1-9]|0\.[1-9])"
 metric pcieipc_endpoint_channels; result $? channels_are_in_the_metrics
 metric pcieipc_endpoint_dma_bytes_total; result $? moved_bytes_are_in_the_metrics
-wait $bench; result $? the_collective_was_right_meanwhile
+wait $bench; code=$?; result $code the_collective_was_right_meanwhile
+[ $code = 0 ] || tail -n 10 /tmp/bench | sed "s/^/# /"
 after=$(lines)
 logged endpoints_that_are_free_again_show_it "$after" '"attached":false,[^}]*"channels":0'
 
