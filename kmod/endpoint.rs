@@ -121,7 +121,7 @@ pub(crate) struct Endpoint {
     pub(crate) storms: Atomic<u64>,
     /// 1 when the event of the endpoint's end is in all queues; the status page says it a moment earlier.
     pub(crate) end_told: Atomic<u32>,
-    /// 1 while it is off the bus and what it began there has not ended; see `silence`.
+    /// What is known of what it began on the bus before it was taken off: [`crate::hardware::QUIET`] or worse.
     pub(crate) restless: Atomic<u32>,
     /// Its link as last sampled, and its best.
     pub(crate) link: Link,
@@ -216,7 +216,7 @@ impl Endpoint {
                 },
                 storms: Atomic::new(0),
                 end_told: Atomic::new(0),
-                restless: Atomic::new(0),
+                restless: Atomic::new(crate::hardware::QUIET),
                 link,
                 correctable <- new_mutex!(Brake::new(), "pcieipc_correctable"),
                 bell_gate <- new_mutex!((), "pcieipc_bell"),

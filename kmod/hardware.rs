@@ -23,6 +23,13 @@ use kernel::{
 /// In a ring's tag: a ring of another endpoint, which this one may write.
 pub(crate) const FOREIGN: u32 = 1 << 31;
 
+/// What it began on the bus before it was taken off has ended, or it is on the bus.
+pub(crate) const QUIET: u32 = 0;
+/// It is off the bus, and what it began there does not end.
+pub(crate) const PENDING: u32 = 1;
+/// It did not answer, so nobody knows whether it has heard that it is off the bus.
+pub(crate) const UNHEARD: u32 = 2;
+
 /// The largest ring table that is used.
 const SLOTS: u32 = 64;
 
@@ -327,12 +334,12 @@ impl Endpoint {
             // Whether it has heard that, and what it has begun, nobody can tell. One that was pulled out reaches nothing; the kernel gives one whose
             // recovery failed up in the same words, but that one is there, and DEAD.
             let pulled_out = self.is_removed() && last != state::DEAD;
-            self.restless.store(u32::from(!pulled_out), Relaxed);
+            self.restless.store(if pulled_out { QUIET } else { UNHEARD }, Relaxed);
             return;
         }
         // SAFETY: As above.
         let ended = unsafe { bindings::pci_wait_for_pending_transaction(self.pci()) } != 0;
-        self.restless.store(u32::from(!ended), Relaxed);
+        self.restless.store(if ended { QUIET } else { PENDING }, Relaxed);
         if !ended {
             limits::say(|| dev_warn!(self.pdev, "is off the bus, but what it began there does not end\n"));
         }
@@ -341,7 +348,7 @@ impl Endpoint {
     /// Keeps the pages of what was mapped from being given back when the device may still reach them: it was taken off the bus, what it
     /// had begun there did not end, and no IOMMU is in between.
     fn keep_if_reached(&self, mapping: &Mapping) {
-        if self.restless.load(Relaxed) == 0 || self.iommu.protects() {
+        if self.restless.load(Relaxed) == QUIET || self.iommu.protects() {
             return;
         }
         if let Some(pages) = mapping.host_pages() {
@@ -353,7 +360,7 @@ impl Endpoint {
 
     /// Lets the device master the bus again.
     pub(crate) fn unsilence(&self) {
-        self.restless.store(0, Relaxed);
+        self.restless.store(QUIET, Relaxed);
         // SAFETY: `pdev` holds a reference, and the driver is bound.
         unsafe { bindings::pci_set_master(self.pci()) };
     }

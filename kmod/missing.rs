@@ -16,7 +16,7 @@
 use crate::{
     clock::now_ms,
     endpoint::{pci_raw, Endpoint},
-    hardware::Hardware,
+    hardware::{Hardware, UNHEARD},
     inline, limits,
     uapi::{kind, state},
 };
@@ -90,10 +90,9 @@ impl Endpoint {
         self.keep_others_off();
     }
 
-    /// DEAD or GONE, for good, but it did not answer when it was taken off the bus, or what it had begun did not end: when it answers
-    /// again it is taken off once more. Does nothing while somebody else holds its locks, as a reset does.
+    /// DEAD or GONE, for good, but it did not answer when it was taken off the bus: when it answers again it is taken off once more. Does nothing while somebody else holds its locks, as a reset does.
     pub(crate) fn silence_late(&self) {
-        if self.restless.load(Relaxed) == 0 || self.is_removed() {
+        if self.restless.load(Relaxed) != UNHEARD || self.is_removed() {
             return;
         }
         // SAFETY: The endpoint holds a reference to the device.

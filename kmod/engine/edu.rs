@@ -4,7 +4,7 @@
 //! that it was given cannot be taken back, only be kept off memory until it has run out, a tenth of a second later.
 
 use super::{Order, Outcome};
-use crate::{endpoint::Endpoint, uapi::state};
+use crate::{endpoint::Endpoint, hardware::QUIET, uapi::state};
 use kernel::{
     prelude::*,
     sync::atomic::Relaxed,
@@ -71,7 +71,7 @@ pub(super) fn stop(endpoint: &Endpoint) -> bool {
     }
     endpoint.silence();
     // A new life has to begin before it may write again, when its order is over and what it wrote is still on its way.
-    let ended = runs_out(endpoint) && endpoint.restless.load(Relaxed) == 0;
+    let ended = runs_out(endpoint) && endpoint.restless.load(Relaxed) == QUIET;
     // One that died has lost the bus for good.
     if ended && endpoint.status.state() == state::LIVE {
         endpoint.unsilence();
