@@ -15,7 +15,11 @@ use kernel::{
     iov::IovIterDest,
     prelude::*,
     seq_file::SeqFile,
-    sync::{poll::PollTable, Arc, ArcBorrow},
+    sync::{
+        atomic::{Acquire, Atomic, Release},
+        poll::PollTable,
+        Arc, ArcBorrow,
+    },
     uaccess::{UserPtr, UserSlice},
 };
 
@@ -40,6 +44,27 @@ pub(crate) static OPERATIONS: Operations = Operations(bindings::file_operations 
     ..pin_init::zeroed()
 });
 
+/// 1 while files may be opened.
+static READY: Atomic<u32> = Atomic::new(0);
+
+/// All of the module is there, and stays until nobody has a file of it open. Before, loading may still fail, and then the kernel takes the
+/// module away from under whatever is open: endpoints' nodes are there as soon as their devices are bound.
+pub(crate) struct Ready(());
+
+impl Ready {
+    /// The last part of the module that is made.
+    pub(crate) fn new() -> Self {
+        READY.store(1, Release);
+        Self(())
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        READY.store(0, Release);
+    }
+}
+
 /// A read that must not wait: RWF_NOWAIT, which the bindings do not carry.
 const IOCB_NOWAIT: i32 = 0x8;
 
@@ -56,6 +81,9 @@ fn errno(result: Result) -> i32 {
 }
 
 extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file) -> i32 {
+    if READY.load(Acquire) == 0 {
+        return ENODEV.to_errno();
+    }
     // SAFETY: The inode is that of the node being opened.
     let only = endpoint_node::endpoint_of(unsafe { (*inode).i_rdev });
     errno(Session::new(only).map(|session| {

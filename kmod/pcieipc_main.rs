@@ -72,6 +72,7 @@ use kernel::prelude::*;
 /// The loaded module; dropped in this order.
 #[pin_data]
 struct Pcieipc {
+    _ready: file::Ready,
     #[pin]
     _node: node::Node,
     #[pin]
@@ -104,6 +105,7 @@ impl kernel::InPlaceModule for Pcieipc {
             _profiles <- profile_config::Profiles::subsystem(),
             _state <- state::StateFile::new(),
             _node <- node::Node::new(),
+            _ready: file::Ready::new(),
         })
     }
 }

@@ -184,6 +184,46 @@ fn calls_that_race_rmmod_find_the_whole_module_or_none() {
     assert!(wait::until(SOON, || Node::open(OFlag::empty()).endpoints().len() == functions.len()));
 }
 
+/// Loading fails behind the endpoints' nodes, which somebody tries to open all the time: what he got would lose its code.
+fn a_load_that_fails_opens_nothing_before() {
+    machine::unload();
+    let namesake = fs::File::open("/modules/namesake.ko").unwrap();
+    finit_module(&namesake, c"", ModuleInitFlags::empty()).unwrap();
+    let over = AtomicBool::new(false);
+    let (opened, refused) = thread::scope(|scope| {
+        let _race = wait::Over(&over);
+        let opener = scope.spawn(|| {
+            let (mut opened, mut refused) = (Vec::new(), 0);
+            while !over.load(Ordering::Relaxed) {
+                for id in 1..=2 {
+                    match open(format!("/dev/pcieipc{id}").as_str(), OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()) {
+                        Ok(fd) => opened.push(fd),
+                        Err(Errno::ENODEV) => refused += 1,
+                        Err(Errno::ENOENT | Errno::ENXIO) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+            (opened, refused)
+        });
+        for _ in 0..10 {
+            // What the kernel makes of the EEXIST of the folder.
+            assert_eq!(machine::try_insert(&machine::module_file(), c""), Err(Errno::EBUSY));
+        }
+        over.store(true, Ordering::Relaxed);
+        opener.join().unwrap()
+    });
+    println!("# {} opened, {refused} refused", opened.len());
+    let count = opened.len();
+    // Closing one would be a call into memory that is somebody else's by now.
+    std::mem::forget(opened);
+    assert_eq!(count, 0, "open files of a module that is not there");
+    assert!(refused > 0, "nobody was there in time");
+    delete_module(c"namesake", DeleteModuleFlags::O_NONBLOCK).unwrap();
+    insmod();
+    Session::nth(0).ring(0).unwrap();
+}
+
 /// Bytes of memory that the kernel could hand out.
 fn available() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
@@ -302,6 +342,7 @@ fn main() -> ExitCode {
             rmmod_is_refused_while_anything_is_open_and_succeeds_after,
             the_module_loads_and_unloads_again_and_again_and_works_each_time,
             calls_that_race_rmmod_find_the_whole_module_or_none,
+            a_load_that_fails_opens_nothing_before,
             limits_are_what_the_parameters_say_in_query_and_in_fact,
         ],
         machine::repair,
