@@ -70,7 +70,8 @@ pub(crate) fn is_bell(page_offset: usize) -> bool {
 ///
 /// # Errors
 ///
-/// As [`describe`]; `EINVAL` for another offset or size, a private or executable mapping; what the endpoint's state says.
+/// As [`describe`]; `EINVAL` for another offset or size, a page without the doorbell of `channel`, a private or executable mapping; what the
+/// endpoint's state says.
 ///
 /// # Safety
 ///
@@ -92,11 +93,16 @@ pub(crate) unsafe fn map(
     endpoint.status.check(generation)?;
     let first = (DOORBELL | u64::from(endpoint.id) << ENDPOINT_SHIFT) >> PAGE_SHIFT;
     let page = (page_offset as u64).checked_sub(first).ok_or(EINVAL)? as usize;
-    let last = (bell.offset_of(endpoint.vectors.len().saturating_sub(1)) - bell.offset) >> PAGE_SHIFT;
+    let page_of = |vector: usize| (bell.offset_of(vector) - bell.offset) >> PAGE_SHIFT;
+    let pages = match channel {
+        // Who was given a channel may ring its reader, and whoever has a doorbell on the same page.
+        Some(channel) => page_of(channel.vector as usize)..=page_of(channel.vector as usize),
+        None => 0..=page_of(endpoint.vectors.len().saturating_sub(1)),
+    };
     // SAFETY: By the requirements of this function.
     let new = unsafe { VmaNew::from_raw(vma) };
     let one_page = new.end() - new.start() == PAGE_SIZE;
-    if page > last || !one_page || new.flags() & flags::MAYSHARE == 0 || new.executable() {
+    if !pages.contains(&page) || !one_page || new.flags() & flags::MAYSHARE == 0 || new.executable() {
         return Err(EINVAL);
     }
     new.try_clear_mayexec()?;

@@ -213,37 +213,63 @@ impl Profile {
         dma_bits: 28,
     };
 
-    /// Whether nothing that users map holds registers, no field lies outside of its slot, and stores are aligned.
-    pub(crate) fn is_sound(&self) -> bool {
+    /// What is wrong with it: nothing that users map or ring may be anything else, no field lies outside of its slot, and stores are aligned.
+    pub(crate) fn flaw(&self) -> Option<&'static str> {
         let bell = &self.doorbell;
-        let last = bell.offset_of(self.vectors.saturating_sub(1) as usize) + bell.width as usize;
+        let width = bell.width as usize;
+        let last = bell.offset_of(self.vectors.saturating_sub(1) as usize) + width;
+        let pages = bell.offset..last.next_multiple_of(PAGE_SIZE);
         let aligned = |offset: usize, bytes: usize| offset % bytes == 0;
-        let mut sound = aligned(bell.offset, bell.width as usize) && aligned(bell.stride, bell.width as usize);
-        sound &= self.engine_vector.is_none_or(|vector| vector < VECTORS);
+        // Interrupts of a vector are either a user's or the engine's.
+        let mut flaw = self.engine_vector.and_then(|vector| {
+            let apart = (self.vectors..VECTORS).contains(&vector);
+            (!apart).then_some("engine_vector must be behind the vectors of users")
+        });
+        let mut refuse = |wrong: bool, why: &'static str| {
+            if wrong {
+                flaw = flaw.or(Some(why));
+            }
+        };
+        refuse(
+            !aligned(bell.offset, width) || !aligned(bell.stride, width),
+            "doorbell_offset and doorbell_stride must be multiples of doorbell_width",
+        );
+        if bell.isolated {
+            refuse(!aligned(bell.offset, PAGE_SIZE), "doorbell_page: doorbell_offset must be that of a page");
+            // Offsets of mapped pages, which are zapped together, have so much room for one endpoint.
+            refuse(last - bell.offset > BELL_BYTES, "doorbell_page: the doorbells take more than 1 MiB");
+        }
+        refuse(self.memory_bar == Some(bell.bar), "memory_bar holds the doorbells");
         let mut registers = [None; 4];
         if let Some(rings) = &self.rings {
             let inside = |field: usize, bytes: usize| aligned(field, bytes) && field + bytes <= rings.stride;
-            sound &= aligned(rings.offset, 8) && aligned(rings.stride, 8) && inside(rings.address, 8) && inside(rings.length, 4);
-            sound &= rings.tag.is_none_or(|tag| inside(tag, 4)) && rings.valid.is_none_or(|valid| inside(valid, 4));
-            registers[0] = Some((rings.bar, rings.offset, rings.offset + rings.stride * rings.slots as usize));
+            refuse(!aligned(rings.offset, 8) || !aligned(rings.stride, 8), "ring_offset and ring_stride must be multiples of 8");
+            refuse(!inside(rings.address, 8), "ring_address is not aligned or outside of its slot");
+            refuse(!inside(rings.length, 4), "ring_length is not aligned or outside of its slot");
+            refuse(!rings.tag.is_none_or(|tag| inside(tag, 4)), "ring_tag is not aligned or outside of its slot");
+            refuse(!rings.valid.is_none_or(|valid| inside(valid, 4)), "ring_valid is not aligned or outside of its slot");
+            let end = rings.offset + rings.stride * rings.slots as usize;
+            // A ring of a doorbell would store into the table.
+            let rung = bell.bar == rings.bar && bell.offset < end && last > rings.offset;
+            refuse(rung, "doorbells lie on the ring table");
+            registers[0] = Some((rings.bar, rings.offset, end));
         }
         if let Some(acknowledge) = &self.acknowledge {
             registers[1] = Some((acknowledge.bar, acknowledge.status, acknowledge.status + 4));
             registers[2] = Some((acknowledge.bar, acknowledge.clear, acknowledge.clear + 4));
         }
         if self.engine != Engine::None {
+            // What rings edu is beside its engine; a profile that is filled in can have the soft endpoint's alone.
+            let rung = self.engine == Engine::Soft && bell.bar == ENGINE_BAR && bell.offset < ENGINE_BYTES;
+            refuse(rung, "doorbells lie on the registers of the soft endpoint's engine");
             registers[3] = Some((ENGINE_BAR, 0, ENGINE_BYTES));
         }
-        let pages = bell.offset..last.next_multiple_of(PAGE_SIZE);
-        if bell.isolated {
-            // Offsets of mapped pages, which are zapped together, have so much room for one endpoint.
-            sound &= aligned(bell.offset, PAGE_SIZE) && last - bell.offset <= BELL_BYTES;
-        }
         for (bar, start, end) in registers.into_iter().flatten() {
-            sound &= self.memory_bar != Some(bar);
-            sound &= !bell.isolated || bar != bell.bar || end <= pages.start || start >= pages.end;
+            refuse(self.memory_bar == Some(bar), "memory_bar holds registers");
+            let shared = bell.isolated && bar == bell.bar && end > pages.start && start < pages.end;
+            refuse(shared, "doorbell_page: other registers lie on the pages of the doorbells");
         }
-        sound && self.memory_bar != Some(bell.bar)
+        flaw
     }
 
     /// The built-in profile of a device that an administrator bound by driver_override.
@@ -277,24 +303,48 @@ mod tests {
 
     #[test]
     fn built_in_profiles_are_sound() {
-        assert!(Profile::SOFT.is_sound() && Profile::IVSHMEM.is_sound() && Profile::EDU.is_sound());
+        assert!(Profile::SOFT.flaw().is_none() && Profile::IVSHMEM.flaw().is_none() && Profile::EDU.flaw().is_none());
     }
 
     #[test]
     fn memory_and_doorbell_pages_hold_no_registers() {
-        assert!(!changed(|profile| profile.memory_bar = Some(0)).is_sound());
-        assert!(!changed(|profile| profile.doorbell.offset = 0x1000).is_sound());
-        assert!(!changed(|profile| profile.doorbell.offset = 0).is_sound());
-        assert!(!changed(|profile| profile.doorbell.stride = 1 << 20).is_sound());
+        assert!(changed(|profile| profile.memory_bar = Some(0)).flaw().is_some());
+        assert!(changed(|profile| profile.doorbell.offset = 0x1000).flaw().is_some());
+        assert!(changed(|profile| profile.doorbell.offset = 0).flaw().is_some());
+        assert!(changed(|profile| profile.doorbell.stride = 1 << 20).flaw().is_some());
     }
 
     #[test]
     fn fields_lie_inside_their_slot_and_are_aligned() {
-        assert!(!with_rings(|rings| rings.address = 4).is_sound());
-        assert!(!with_rings(|rings| rings.address = 32).is_sound());
-        assert!(!with_rings(|rings| rings.length = 32).is_sound());
-        assert!(!with_rings(|rings| rings.valid = Some(64)).is_sound());
-        assert!(!changed(|profile| profile.doorbell.width = 8).is_sound());
-        assert!(!changed(|profile| profile.engine_vector = Some(u32::MAX)).is_sound());
+        assert!(with_rings(|rings| rings.address = 4).flaw().is_some());
+        assert!(with_rings(|rings| rings.address = 32).flaw().is_some());
+        assert!(with_rings(|rings| rings.length = 32).flaw().is_some());
+        assert!(with_rings(|rings| rings.valid = Some(64)).flaw().is_some());
+        assert!(changed(|profile| profile.doorbell.width = 8).flaw().is_some());
+        assert!(changed(|profile| profile.engine_vector = Some(u32::MAX)).flaw().is_some());
+    }
+
+    #[test]
+    fn a_vector_is_a_users_or_the_engines() {
+        assert!(changed(|profile| profile.engine_vector = Some(0)).flaw().is_some());
+        assert!(changed(|profile| profile.engine_vector = Some(6)).flaw().is_some());
+        assert!(changed(|profile| profile.engine_vector = Some(VECTORS - 1)).flaw().is_none());
+        assert!(changed(|profile| profile.vectors = 8).flaw().is_some());
+    }
+
+    #[test]
+    fn a_doorbell_is_no_register_even_where_it_is_not_mapped() {
+        for (offset, good) in [(0, false), (0xff0, false), (0x1000, false), (0x17fc, false), (0x1800, true), (0xfe4, false)] {
+            let profile = changed(|profile| (profile.doorbell.isolated, profile.doorbell.offset) = (false, offset));
+            assert_eq!(profile.flaw().is_none(), good);
+        }
+        // The last of seven, 24 bytes behind the first, would be the first byte of the table.
+        let before = |offset| {
+            changed(|profile| {
+                (profile.doorbell.isolated, profile.doorbell.offset, profile.engine, profile.engine_vector) =
+                    (false, offset, Engine::None, None);
+            })
+        };
+        assert!(before(0xfe4).flaw().is_none() && before(0xfe8).flaw().is_some());
     }
 }

@@ -61,6 +61,7 @@ pub(crate) fn find(vendor: u16, device: u16) -> Option<Profile> {
 macro_rules! attributes {
     ($($name:ident: $index:literal = $initial:expr),* $(,)?) => {
         const COUNT: usize = [$($index),*].len();
+        const NAMES: [&str; COUNT] = [$(stringify!($name)),*];
         const INITIAL: [u64; COUNT] = [$($initial),*];
 
         #[allow(non_upper_case_globals)]
@@ -172,11 +173,30 @@ impl Draft {
         Ok(())
     }
 
+    /// Says why it is not enabled, which only an administrator can cause.
+    fn refuse<T>(&self, why: &str) -> Result<T> {
+        pr_info!("profile {} is not enabled: {why}\n", self.name.to_str().unwrap_or_default());
+        Err(EINVAL)
+    }
+
+    /// What an attribute means.
+    fn field<T>(&self, values: &[u64; COUNT], index: usize, convert: impl FnOnce(u64) -> Result<T>) -> Result<T> {
+        let (value, attribute) = (values.get(index).copied().ok_or(EINVAL)?, NAMES.get(index).copied().ok_or(EINVAL)?);
+        convert(value).map_err(|_| {
+            pr_info!("profile {} is not enabled: its {attribute} is not possible\n", self.name.to_str().unwrap_or_default());
+            EINVAL
+        })
+    }
+
     fn publish(&self, values: &[u64; COUNT]) -> Result {
-        let entry =
-            Entry { vendor: narrow(values[at::vendor])?, device: narrow(values[at::device])?, profile: self.profile(values)? };
+        let entry = Entry {
+            vendor: self.field(values, at::vendor, narrow)?,
+            device: self.field(values, at::device, narrow)?,
+            profile: self.profile(values)?,
+        };
         let mut enabled = ENABLED.lock();
         if enabled.iter().any(|other| other.vendor == entry.vendor && other.device == entry.device) {
+            pr_info!("profile {} is not enabled: another is, for these devices\n", self.name.to_str().unwrap_or_default());
             return Err(EEXIST);
         }
         Ok(enabled.push(entry, GFP_KERNEL)?)
@@ -188,52 +208,67 @@ impl Draft {
     }
 
     fn profile(&self, values: &[u64; COUNT]) -> Result<Profile> {
+        let value = self.field(values, at::doorbell_value, narrow)?;
+        let adds_vector = self.field(values, at::doorbell_add_vector, flag)?;
         let bell = Doorbell {
-            bar: bar(values[at::doorbell_bar])?,
-            offset: offset(values[at::doorbell_offset])?,
-            stride: offset(values[at::doorbell_stride])?,
-            width: match values[at::doorbell_width] {
-                4 => 4,
-                8 => 8,
-                _ => return Err(EINVAL),
-            },
-            value: {
-                let value = narrow(values[at::doorbell_value])?;
-                if flag(values[at::doorbell_add_vector])? {
-                    BellValue::Vector(value)
-                } else {
-                    BellValue::Constant(value)
-                }
-            },
-            isolated: flag(values[at::doorbell_page])?,
+            bar: self.field(values, at::doorbell_bar, bar)?,
+            offset: self.field(values, at::doorbell_offset, offset)?,
+            stride: self.field(values, at::doorbell_stride, offset)?,
+            width: self.field(
+                values,
+                at::doorbell_width,
+                |width| if width == 4 || width == 8 { narrow(width) } else { Err(EINVAL) },
+            )?,
+            value: if adds_vector { BellValue::Vector(value) } else { BellValue::Constant(value) },
+            isolated: self.field(values, at::doorbell_page, flag)?,
         };
-        let vectors: u32 = narrow(values[at::vectors])?;
-        if vectors == 0 || vectors > 64 {
-            return Err(EINVAL);
-        }
-        let dma_bits: u32 = narrow(values[at::dma_bits])?;
-        if !(24..=64).contains(&dma_bits) {
-            return Err(EINVAL);
-        }
+        let soft_engine = self.field(values, at::soft_engine, flag)?;
         let profile = Profile {
             name: profile::name(self.name.to_str().map_err(|_| EINVAL)?),
             signature: None,
             doorbell: bell,
-            vectors,
-            engine_vector: optional(values[at::engine_vector]).map(narrow).transpose()?,
-            rings: rings(values)?,
-            engine: if flag(values[at::soft_engine])? { Engine::Soft } else { Engine::None },
-            acknowledge: acknowledge(values)?,
-            memory_bar: optional(values[at::memory_bar]).map(bar).transpose()?,
-            memory_shared: flag(values[at::memory_shared])?,
-            user_dma: flag(values[at::user_dma])?,
-            dma_bits,
+            vectors: self.field(values, at::vectors, |vectors| between(vectors, 1, 64))?,
+            engine_vector: self.field(values, at::engine_vector, |vector| optional(vector).map(narrow).transpose())?,
+            rings: self.rings(values)?,
+            engine: if soft_engine { Engine::Soft } else { Engine::None },
+            acknowledge: self.acknowledge(values)?,
+            memory_bar: self.field(values, at::memory_bar, |number| optional(number).map(bar).transpose())?,
+            memory_shared: self.field(values, at::memory_shared, flag)?,
+            user_dma: self.field(values, at::user_dma, flag)?,
+            dma_bits: self.field(values, at::dma_bits, |bits| between(bits, 24, 64))?,
         };
-        if profile.is_sound() {
-            Ok(profile)
-        } else {
-            Err(EINVAL)
+        match profile.flaw() {
+            None => Ok(profile),
+            Some(flaw) => self.refuse(flaw),
         }
+    }
+
+    fn rings(&self, values: &[u64; COUNT]) -> Result<Option<RingTable>> {
+        let Some(bar) = self.field(values, at::ring_bar, |number| optional(number).map(bar).transpose())? else {
+            return Ok(None);
+        };
+        Ok(Some(RingTable {
+            bar,
+            offset: self.field(values, at::ring_offset, offset)?,
+            stride: self.field(values, at::ring_stride, offset)?,
+            slots: self.field(values, at::ring_slots, |slots| between(slots, 1, 4096))?,
+            address: self.field(values, at::ring_address, offset)?,
+            length: self.field(values, at::ring_length, offset)?,
+            tag: self.field(values, at::ring_tag, |tag| optional(tag).map(offset).transpose())?,
+            valid: self.field(values, at::ring_valid, |valid| optional(valid).map(offset).transpose())?,
+        }))
+    }
+
+    fn acknowledge(&self, values: &[u64; COUNT]) -> Result<Option<Acknowledge>> {
+        let Some(bar) = self.field(values, at::ack_bar, |number| optional(number).map(bar).transpose())? else {
+            return Ok(None);
+        };
+        Ok(Some(Acknowledge {
+            bar,
+            status: self.field(values, at::ack_status, offset)?,
+            clear: self.field(values, at::ack_clear, offset)?,
+            engine: 0,
+        }))
     }
 }
 
@@ -245,38 +280,6 @@ impl PinnedDrop for Draft {
             self.withdraw(&values);
         }
     }
-}
-
-fn rings(values: &[u64; COUNT]) -> Result<Option<RingTable>> {
-    let Some(number) = optional(values[at::ring_bar]) else {
-        return Ok(None);
-    };
-    let slots: u32 = narrow(values[at::ring_slots])?;
-    if slots == 0 || slots > 4096 {
-        return Err(EINVAL);
-    }
-    Ok(Some(RingTable {
-        bar: bar(number)?,
-        offset: offset(values[at::ring_offset])?,
-        stride: offset(values[at::ring_stride])?,
-        slots,
-        address: offset(values[at::ring_address])?,
-        length: offset(values[at::ring_length])?,
-        tag: optional(values[at::ring_tag]).map(offset).transpose()?,
-        valid: optional(values[at::ring_valid]).map(offset).transpose()?,
-    }))
-}
-
-fn acknowledge(values: &[u64; COUNT]) -> Result<Option<Acknowledge>> {
-    let Some(number) = optional(values[at::ack_bar]) else {
-        return Ok(None);
-    };
-    Ok(Some(Acknowledge {
-        bar: bar(number)?,
-        status: offset(values[at::ack_status])?,
-        clear: offset(values[at::ack_clear])?,
-        engine: 0,
-    }))
 }
 
 fn parse(text: &[u8]) -> Result<u64> {
@@ -297,6 +300,14 @@ fn optional(value: u64) -> Option<u64> {
 
 fn narrow<T: TryFrom<u64>>(value: u64) -> Result<T> {
     T::try_from(value).map_err(|_| EINVAL)
+}
+
+fn between(value: u64, least: u64, most: u64) -> Result<u32> {
+    if (least..=most).contains(&value) {
+        narrow(value)
+    } else {
+        Err(EINVAL)
+    }
 }
 
 fn flag(value: u64) -> Result<bool> {
@@ -386,5 +397,8 @@ mod tests {
         assert!(offset(8).is_ok() && offset(6).is_err() && offset(1 << 40).is_err() && offset(NONE).is_err());
         assert!(flag(1).is_ok_and(|flag| flag) && flag(2).is_err());
         assert!(narrow::<u16>(0x1_0000).is_err());
+        assert!(
+            between(1, 1, 64).is_ok() && between(64, 1, 64).is_ok() && between(0, 1, 64).is_err() && between(65, 1, 64).is_err()
+        );
     }
 }

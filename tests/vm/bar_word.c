@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * bar_word ADDRESS OFFSET: the 32-bit word at this offset of BAR 0 of a function that no driver holds, as 0x12345678. Through sysfs, because not
- * every kernel has /dev/mem.
+ * bar_word ADDRESS OFFSET [BAR [VALUE]]: the 32-bit word at this offset of BAR 0, or another, of a function that no driver holds, as 0x12345678. With VALUE
+ * that is stored before. Through sysfs, because not every kernel has /dev/mem.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,17 +16,21 @@ int main(int argc, char **argv)
 {
 	char path[128];
 
-	if (argc != 3)
+	if (argc < 3 || argc > 5)
 		return 2;
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource0", argv[1]);
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/resource%s", argv[1], argc > 3 ? argv[3] : "0");
 	unsigned long offset = strtoul(argv[2], NULL, 0);
 	int registers = open(path, O_RDWR | O_SYNC | O_CLOEXEC);
-	void *page = registers < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ, MAP_SHARED, registers, (off_t)(offset & ~0xfffUL));
+	void *page = registers < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, registers, (off_t)(offset & ~0xfffUL));
 
 	if (page == MAP_FAILED) {
 		fprintf(stderr, "%s: %s\n", path, strerror(errno));
 		return 1;
 	}
-	printf("0x%08X\n", *(volatile uint32_t *)((uint8_t *)page + (offset & 0xffc)));
+	volatile uint32_t *word = (uint32_t *)((uint8_t *)page + (offset & 0xffc));
+
+	if (argc > 4)
+		*word = (uint32_t)strtoul(argv[4], NULL, 0);
+	printf("0x%08X\n", *word);
 	return 0;
 }

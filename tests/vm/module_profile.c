@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * module_profile NAME VECTORS ATTACH-ERRNO COPIES [OFFSET | memory]: what the first endpoint with this profile is able to do. With OFFSET, where in BAR 2 the
- * kernel writes length (+0) and address (+8) of its rings, 16 bytes each; with "memory", a channel in its own memory, too.
+ * module_profile NAME VECTORS ATTACH-ERRNO COPIES [OFFSET | memory | bells | stores]: what the first endpoint with this profile is able to do. With OFFSET,
+ * where in BAR 2 the kernel writes length (+0) and address (+8) of its rings, 16 bytes each; with "memory", a channel in its own memory, too. Where the
+ * doorbells are mere memory: with "bells", each in a page of its own, which may be mapped; with "stores" the last one is rung, once.
  * $RING_MS is how long a ring may take.
  */
 #define _GNU_SOURCE
@@ -66,6 +67,44 @@ static int has_memory(int fd)
 	return clear && same;
 }
 
+/* Each writer maps the page of its own reader's doorbell and no other; the endpoint's session all of them. */
+static int has_bells_apart(int fd, int vectors)
+{
+	struct pcieipc_doorbell all = { .size = sizeof(all) };
+	uint64_t first;
+
+	if (!gives(fd, PCIEIPC_IOCTL_DOORBELL_MAP, &all, 0))
+		return 0;
+	first = all.map_offset;
+	for (int own = 0; own < vectors; own++) {
+		struct pcieipc_channel_create create = { .size = sizeof(create), .data_bytes = 4096, .vector = (uint32_t)own };
+
+		if (!gives(fd, PCIEIPC_IOCTL_CHANNEL_CREATE, &create, 0))
+			return 0;
+		struct pcieipc_channel_fd export = { .size = sizeof(export), .channel = create.channel };
+		struct pcieipc_doorbell bell = { .size = sizeof(bell) };
+
+		if (!gives(fd, PCIEIPC_IOCTL_CHANNEL_EXPORT, &export, 0) || !gives(export.fd, PCIEIPC_IOCTL_EXPORT_DOORBELL, &bell, 0))
+			return 0;
+		for (int page = 0; page <= vectors; page++) {
+			uint64_t offset = first + (uint64_t)page * 4096;
+			volatile uint32_t *writer = map(export.fd, 4096, PROT_READ | PROT_WRITE, offset);
+			int error = writer ? 0 : errno;
+			volatile uint32_t *session = map(fd, 4096, PROT_READ, offset);
+
+			printf("# writer of vector %d, page %d: %s\n", own, page, writer ? "mapped" : strerror(error));
+			if (!session != (page == vectors) || error != (page == own ? 0 : EINVAL) || (page == own && offset != bell.map_offset))
+				return 0;
+			if (!writer)
+				continue;
+			writer[bell.page_offset / 4] = 0x1000 + own;
+			if (session[bell.page_offset / 4] != 0x1000u + own)
+				return 0;
+		}
+	}
+	return 1;
+}
+
 int main(int argc, char **argv)
 {
 	uint32_t ids[16], count, endpoint = 0;
@@ -92,6 +131,10 @@ int main(int argc, char **argv)
 		return 1;
 	if (refused)
 		return 0;
+	if (argc > 5 && !strcmp(argv[5], "bells"))
+		return !has_bells_apart(fd, vectors);
+	if (argc > 5 && !strcmp(argv[5], "stores"))
+		return !gives(fd, PCIEIPC_IOCTL_RING, CALL(pcieipc_ring, .vector = (uint32_t)vectors - 1), 0);
 	struct pcieipc_channel_create create = { .size = sizeof(create), .data_bytes = 65536, .vector = (uint32_t)vectors - 1 };
 
 	if (!gives(fd, PCIEIPC_IOCTL_CHANNEL_CREATE, &create, 0))
