@@ -267,7 +267,7 @@ fn a_hundred_thousand_random_calls_break_nothing() {
     assert_eq!(signals(&eventfd, SOON), 1);
 }
 
-fn a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state() {
+fn a_full_event_queue_says_how_many_were_lost() {
     let session = Session::nth(0);
     let watcher = Node::open(OFlag::empty());
     session.node.events();
@@ -289,10 +289,35 @@ fn a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state() {
                 expected = Some(event.sequence + 1);
             }
         }
-        let last = events.iter().rfind(|event| event.kind == PCIEIPC_EVENT_STATE).unwrap();
-        assert_eq!(last.detail[1], u64::from(PCIEIPC_STATE_LIVE), "the last state is never lost");
     }
     assert!(session.session_state().unwrap().events_lost > 0);
+}
+
+fn a_flood_of_lesser_events_hides_no_change_of_state() {
+    let session = Session::nth(0);
+    let (serial, function, endpoint) = (session.info().serial, session.function(), session.endpoint);
+    let [flooded, prompt] = [0; 2].map(|_| Node::open(OFlag::O_NONBLOCK));
+    let rescan = pcieipc_admin { action: PCIEIPC_ADMIN_RESCAN, endpoint, ..Record::new() };
+    let flood = flooded.query().event_queue + 10;
+    for round in 0..flood {
+        flooded.call(number::ADMIN, &mut { rescan }).unwrap();
+        assert!(
+            wait::until(SOON, || prompt.events().iter().any(|event| event.kind == PCIEIPC_EVENT_ADMIN)),
+            "rescan {round} ends"
+        );
+    }
+    function.unbind().unwrap();
+    let events = flooded.events();
+    let lost: u64 = events.iter().filter(|event| event.kind == PCIEIPC_EVENT_LOST).map(|event| event.detail[0]).sum();
+    assert!(lost >= 10, "the queue was full: {lost} lost");
+    let gone = |event: &pcieipc_event| {
+        let change = event.kind == PCIEIPC_EVENT_STATE && event.endpoint == endpoint;
+        change && event.detail[1] == u64::from(PCIEIPC_STATE_GONE)
+    };
+    assert!(events.iter().any(gone), "its end is among what was told: {events:?}");
+    drop(session);
+    function.bind().unwrap();
+    living(serial);
 }
 
 fn two_readers_of_one_session_share_its_events() {
@@ -568,7 +593,8 @@ fn main() -> ExitCode {
             a_read_that_sleeps_in_its_users_memory_loses_no_event_and_holds_up_nobody,
             a_read_into_bad_memory_consumes_nothing,
             a_hundred_thousand_random_calls_break_nothing,
-            a_full_event_queue_says_how_many_were_lost_and_still_tells_the_state,
+            a_full_event_queue_says_how_many_were_lost,
+            a_flood_of_lesser_events_hides_no_change_of_state,
             two_readers_of_one_session_share_its_events,
             ringing_too_often_is_eagain_and_works_again_soon,
             a_copy_that_rings_counts_against_the_limit_of_the_channels_writers,
