@@ -2,6 +2,7 @@
 //! The endpoint's engine moves data between channels, and touches nothing else.
 
 use std::{
+    fs,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -10,9 +11,10 @@ use guest::{
     abi::*,
     call::{Record, number},
     ktap, machine,
+    mapping::pattern,
     pci::Function,
     promises,
-    session::{Channel, SOON, Session, played, signals, softdev},
+    session::{Channel, SOON, Session, export, played, signals, softdev},
     wait,
 };
 use nix::errno::Errno;
@@ -47,7 +49,7 @@ fn a_copy_moves_exactly_its_bytes_and_counts_them() {
         let seen = to.data();
         for offset in (0..seen.len()).step_by(8) {
             let seed = if (at..at + bytes).contains(&offset) { round } else { 99 };
-            assert_eq!(seen.load(offset), guest::mapping::pattern(seed, offset), "round {round}, offset {offset}");
+            assert_eq!(seen.load(offset), pattern(seed, offset), "round {round}, offset {offset}");
         }
         let after = (session.info().dma_bytes, played(session.info().serial)["dma_bytes"].as_u64().unwrap());
         assert_eq!((after.0 - before.0, after.1 - before.1), (bytes as u64, bytes as u64), "the module and the endpoint count");
@@ -132,6 +134,63 @@ fn copies_in_pieces(writer: &Session, reader: &Session) {
         assert_eq!(signals(&eventfd, Duration::from_millis(50)), 0, "round {round}: rung once");
     }
     softdev(&json!({"cmd": "slow", "endpoint": endpoint, "bytes_per_s": 0}));
+}
+
+/// Memory in several pieces, as it is where no IOMMU makes one of them: every other one of some that were given back.
+fn a_ring_in_several_pieces_is_told_piece_by_piece_and_copied_whole() {
+    const BYTES: usize = 16 << 20;
+    let session = Session::nth(0);
+    let scattered = |session: &Session| {
+        let blocks: Vec<u32> = (0..16).map(|_| session.create(4 << 20, 0).unwrap().id()).collect();
+        for channel in blocks.iter().copied().skip(1).step_by(2) {
+            session.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel, ..Record::new() });
+        }
+        let made = session.create(BYTES as u64, 3).unwrap();
+        for channel in blocks.into_iter().step_by(2) {
+            session.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel, ..Record::new() });
+        }
+        made.made
+    };
+    let before = rings(&session);
+    let [from, to] = [0; 2].map(|_| scattered(&session));
+    println!("# 16 MiB in {} and {} pieces", from.segments, to.segments);
+    if fs::read_dir("/sys/kernel/iommu_groups").is_ok_and(|mut groups| groups.next().is_some()) {
+        assert_eq!((from.segments, to.segments), (1, 1), "an IOMMU makes one piece of all");
+    } else {
+        assert!(from.segments > 1 && to.segments > 1, "memory in one piece proves nothing");
+    }
+    assert_eq!(rings(&session) - before, u64::from(from.segments + to.segments), "the endpoint knows each piece");
+    let eventfd = session.eventfd(3);
+    let export = |channel: &pcieipc_channel_create| export(&session.node, channel.channel).unwrap();
+    let [source, ..] = export(&from).maps();
+    let [target, ..] = export(&to).maps();
+    // Borders of pieces, orders of the engine and areas lie at different places when the offsets differ.
+    for (round, (from_offset, to_offset)) in (1..).zip([(0, 0), (64, 8), (8192, (4 << 20) - 8), ((4 << 20) + 4096, 64)]) {
+        let bytes = BYTES - usize::max(from_offset, to_offset);
+        source.fill(round);
+        target.fill(99);
+        let mut copy = pcieipc_copy {
+            flags: PCIEIPC_COPY_RING,
+            from: from.channel,
+            to: to.channel,
+            from_offset: from_offset as u64,
+            to_offset: to_offset as u64,
+            bytes: bytes as u32,
+            timeout_ms: 10_000,
+            ..Record::new()
+        };
+        session.node.call(number::COPY, &mut copy).unwrap();
+        assert_eq!(signals(&eventfd, SOON), 1, "rung once, behind the last piece");
+        for offset in (0..BYTES).step_by(8) {
+            let copied = (to_offset..to_offset + bytes).contains(&offset);
+            let expected = if copied { pattern(round, offset - to_offset + from_offset) } else { pattern(99, offset) };
+            assert_eq!(target.load(offset), expected, "round {round}, offset {offset:#x}");
+        }
+    }
+    for channel in [from.channel, to.channel] {
+        session.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel, ..Record::new() });
+    }
+    assert_eq!(rings(&session), before, "and forgets each");
 }
 
 fn a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works() {
@@ -272,6 +331,7 @@ fn main() -> ExitCode {
             the_endpoint_knows_each_ring_while_it_lives_and_no_longer,
             four_mib_are_one_piece_where_memory_is_plenty_and_more_are_few,
             a_copy_in_pieces_is_whole_and_rings_once_behind_the_last,
+            a_ring_in_several_pieces_is_told_piece_by_piece_and_copied_whole,
             a_copy_that_takes_too_long_is_etimedout_and_the_next_one_works,
             a_silent_endpoint_makes_a_copy_time_out_not_hang,
             death_in_the_middle_of_a_copy_is_an_error_within_its_time,
