@@ -145,11 +145,11 @@ void pcieipc_dmabuf_allow(struct pcieipc_dmabuf *range, bool allowed)
 	if (range->allowed != allowed) {
 		range->allowed = allowed;
 		dma_buf_invalidate_mappings(range->buf);
-		if (!allowed)
-			dma_resv_wait_timeout(resv, DMA_RESV_USAGE_BOOKKEEP, false, MAX_SCHEDULE_TIMEOUT);
+		/* Without a bound, because nothing else keeps the importer's device off; who makes everybody wait is on record. */
+		while (!allowed && !dma_resv_wait_timeout(resv, DMA_RESV_USAGE_BOOKKEEP, false, 10 * HZ))
+			pci_warn(range->pdev, "waits for a driver that has imported its memory and does not finish with it\n");
 	}
 	dma_resv_unlock(resv);
-	/* Without a bound, because nothing else keeps the importer's device off; who makes everybody wait is on record. */
 	while (!allowed && !wait_event_timeout(range->drained, !READ_ONCE(range->mapped), 10 * HZ))
 		pci_warn(range->pdev, "waits for a driver that has imported its memory and does not let go\n");
 }

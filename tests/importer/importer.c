@@ -5,12 +5,14 @@
  *
  * write "attach FD 0000:00:00.0 WAY"   WAY 0: as a driver that wants struct pages; 1: without; 2: without, and it lets go when it is told
  * write "map", write "unmap"
+ * write "begin", write "finish"        its device has begun something with the buffer, by a fence, and has finished it
  * write "hold"                         from now on it takes its time to let go when it is told: until "go", 20 seconds at most
  * write "await", write "go"            waits until it is told; lets go, and keeps nobody waiting any more
  * read                                 "mapped ADDRESS BYTES" or "unmapped", and how often it was told
  */
 #include <linux/completion.h>
 #include <linux/dma-buf.h>
+#include <linux/dma-fence.h>
 #include <linux/dma-resv.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
@@ -32,9 +34,46 @@ struct import {
 	unsigned int told;
 	bool hold;
 	struct completion reached, go;
+	struct dma_fence *fence;
 };
 
 #define HOLD (20 * HZ)
+
+static DEFINE_SPINLOCK(fences);
+
+static const char *name(struct dma_fence *fence)
+{
+	return "importer";
+}
+
+static const struct dma_fence_ops fence_ops = { .get_driver_name = name, .get_timeline_name = name };
+
+static int begin(struct import *import)
+{
+	int error;
+
+	if (!import->attachment || import->fence)
+		return -EINVAL;
+	import->fence = kzalloc(sizeof(*import->fence), GFP_KERNEL);
+	if (!import->fence)
+		return -ENOMEM;
+	dma_fence_init(import->fence, &fence_ops, &fences, dma_fence_context_alloc(1), 1);
+	dma_resv_lock(import->buf->resv, NULL);
+	error = dma_resv_reserve_fences(import->buf->resv, 1);
+	if (!error)
+		dma_resv_add_fence(import->buf->resv, import->fence, DMA_RESV_USAGE_BOOKKEEP);
+	dma_resv_unlock(import->buf->resv);
+	return error;
+}
+
+static void finish(struct import *import)
+{
+	if (!import->fence)
+		return;
+	dma_fence_signal(import->fence);
+	dma_fence_put(import->fence);
+	import->fence = NULL;
+}
 
 static void unmap(struct import *import)
 {
@@ -126,6 +165,11 @@ static ssize_t importer_write(struct file *file, const char __user *from, size_t
 		unmap(import);
 		dma_resv_unlock(import->buf->resv);
 		error = 0;
+	} else if (sysfs_streq(text, "begin")) {
+		error = begin(import);
+	} else if (sysfs_streq(text, "finish")) {
+		finish(import);
+		error = 0;
 	} else if (sysfs_streq(text, "hold")) {
 		reinit_completion(&import->reached);
 		reinit_completion(&import->go);
@@ -183,6 +227,7 @@ static int importer_release(struct inode *inode, struct file *file)
 {
 	struct import *import = file->private_data;
 
+	finish(import);
 	if (import->attachment) {
 		dma_resv_lock(import->buf->resv, NULL);
 		unmap(import);

@@ -6,7 +6,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, Read, Write},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-    process::ExitCode,
+    process::{Command, ExitCode},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -321,6 +321,30 @@ fn an_unbind_while_the_channel_ends_waits_for_the_driver_too() {
     living(serial);
 }
 
+fn the_log_names_the_endpoint_whose_end_waits_for_a_driver_that_does_not_finish() {
+    let shared = shared();
+    let (function, id) = (shared.session.function(), shared.channel.channel);
+    let (importer, _) = shared.neighbour();
+    importer.map().unwrap();
+    importer.tell("begin").unwrap();
+    let told = || {
+        let log = Command::new("dmesg").output().unwrap().stdout;
+        let message = format!("{}: waits for a driver that has imported its memory and does not finish", function.address());
+        String::from_utf8_lossy(&log).matches(&message).count()
+    };
+    thread::scope(|scope| {
+        let destroying = scope.spawn(|| {
+            shared.session.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel: id, ..Record::new() });
+        });
+        // Each 10 seconds.
+        assert!(wait::until(2 * SOON, || told() > 0 || destroying.is_finished()));
+        assert!(!destroying.is_finished(), "the driver has not finished");
+        assert_eq!(told(), 1);
+        importer.tell("finish").unwrap();
+        destroying.join().unwrap();
+    });
+}
+
 fn mapping_it_races_resets_and_unbind() {
     for round in 0..6 {
         let shared = shared();
@@ -382,6 +406,7 @@ fn main() -> ExitCode {
             nobody_reaches_it_after_unbind,
             a_driver_that_takes_its_time_holds_up_nobody_but_the_reset,
             an_unbind_while_the_channel_ends_waits_for_the_driver_too,
+            the_log_names_the_endpoint_whose_end_waits_for_a_driver_that_does_not_finish,
             mapping_it_races_resets_and_unbind,
         ],
         machine::repair,
