@@ -5,6 +5,9 @@
 use crate::memory::Pages;
 use kernel::{bindings, error::to_result, page::PAGE_SIZE, prelude::*, sync::Arc, types::Opaque};
 
+/// Ring registers hold 32-bit lengths.
+const LARGEST_PIECE: u64 = 1 << 31;
+
 /// One contiguous piece as the device sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
@@ -53,7 +56,7 @@ impl Mapping {
     /// `device` is bound to this driver, and stays so until [`Mapping::unmap`].
     pub(crate) unsafe fn new(device: *mut bindings::device, key: u64, tag: u32, pages: &Arc<Pages>) -> Result<Self> {
         let table = KBox::new(Opaque::<bindings::sg_table>::zeroed(), GFP_KERNEL)?;
-        // Largest piece of one entry; ring registers hold 32-bit lengths.
+        // As `LARGEST_PIECE`; the kernel wants whole pages.
         const LARGEST: u32 = u32::MAX & !(PAGE_SIZE as u32 - 1);
         // SAFETY: The table is fresh; the array holds `len` valid pages and is only read.
         to_result(unsafe {
@@ -126,7 +129,12 @@ impl Mapping {
     /// `ENOMEM` without memory.
     pub(crate) fn of_device(key: u64, tag: u32, segment: Segment, own_memory: bool) -> Result<Self> {
         let mut segments = KVec::new();
-        segments.push(segment, GFP_KERNEL)?;
+        let mut done = 0;
+        while done < segment.bytes {
+            let bytes = (segment.bytes - done).min(LARGEST_PIECE);
+            segments.push(Segment { address: segment.address + done, bytes }, GFP_KERNEL)?;
+            done += bytes;
+        }
         Ok(Self { key, tag, slots: KVec::new(), segments, own_memory, host: None, mapped: false })
     }
 
@@ -204,7 +212,6 @@ mod tests {
 
     fn pieces(lengths: &[u64]) -> Result<Mapping> {
         let mut mapping = Mapping::of_device(1, 0, Segment { address: 0, bytes: 0 }, false)?;
-        mapping.segments.clear();
         for (index, bytes) in lengths.iter().enumerate() {
             // Each piece has an address of its own that does not follow the one before.
             mapping.segments.push(Segment { address: (index as u64 + 1) << 32, bytes: *bytes }, GFP_KERNEL)?;
@@ -220,6 +227,21 @@ mod tests {
         {
             let found = mapping.locate(offset);
             assert!(found.is_some_and(|found| found.address == (piece << 32) + within && found.bytes == left));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn device_memory_is_in_pieces_whose_length_a_ring_register_holds() -> Result {
+        for (bytes, pieces) in [(4096, 1), (1 << 31, 1), (1 << 32, 2), (8 << 30, 4)] {
+            let mapping = Mapping::of_device(1, 0, Segment { address: 1 << 40, bytes }, false)?;
+            assert_eq!(mapping.segments.len(), pieces);
+            let mut end = 1 << 40;
+            for segment in mapping.segments.iter() {
+                assert!(segment.address == end && u32::try_from(segment.bytes).is_ok());
+                end += segment.bytes;
+            }
+            assert_eq!(end, (1 << 40) + bytes);
         }
         Ok(())
     }

@@ -58,7 +58,7 @@
  *   EXPORT_DOORBELL  ESTALE EIO ENODEV EOPNOTSUPP EPERM
  *   open             ENODEV ENOMEM ENOSPC
  *   read             EINVAL EFAULT EAGAIN EINTR
- *   mmap             EINVAL EACCES ENOENT ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP EPERM ENOMEM
+ *   mmap             EINVAL EACCES ENOENT ENOTCONN ESTALE EIO ENODEV EOPNOTSUPP EPERM ENOMEM ENOSPC
  *   poll
  */
 #ifndef _UAPI_PCIEIPC_H
@@ -96,7 +96,7 @@
 #define PCIEIPC_IOCTL_VECTOR_EVENTFD	PCIEIPC_IO(0x20)
 #define PCIEIPC_IOCTL_RING		PCIEIPC_IO(0x21)
 #define PCIEIPC_IOCTL_DOORBELL_MAP	PCIEIPC_IO(0x22)
-/* For CAP_SYS_ADMIN; done later by a worker, the outcome is an event. */
+/* For CAP_SYS_ADMIN; done later by a worker, the outcome is an event for sessions that are attached to no other endpoint. */
 #define PCIEIPC_IOCTL_ADMIN		PCIEIPC_IO(0x30)
 /* Calls on an exported file descriptor. */
 #define PCIEIPC_IOCTL_EXPORT_INFO	PCIEIPC_IO(0x40)

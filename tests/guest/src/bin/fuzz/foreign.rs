@@ -47,6 +47,17 @@ pub fn doorbells_that_are_not_allowed(tally: &Tally) {
     assert_eq!(ask(tally, &export, Call::EXPORT_DOORBELL, &mut pcieipc_doorbell::new()), Err(Errno::EPERM));
 }
 
+/// All that the module gives is taken: a doorbell page is charged like a ring's.
+pub fn a_module_that_is_full(tally: &Tally) {
+    machine::reload(c"doorbell_map=1 max_total_bytes=8192");
+    let session = Session::nth(0);
+    let bell = session.node.get(number::DOORBELL_MAP, pcieipc_doorbell::new()).map_offset;
+    let mapped = [0; 2].map(|_| map(tally, &session.node, bell, PAGE, READ_WRITE).unwrap_or_else(|error| panic!("{error}")));
+    assert_eq!(map(tally, &session.node, bell, PAGE, READ_WRITE).map(drop), Err(Errno::ENOSPC));
+    drop(mapped);
+    assert_eq!(map(tally, &session.node, bell, PAGE, READ_WRITE).map(drop), Ok(()), "given back with the mapping");
+}
+
 /// A device without memory, doorbell pages, and a bridge above it, whose engine rings nobody and reaches no other device.
 pub fn a_poor_device(tally: &Tally, bell: u64) {
     edu().bind_by_override().unwrap_or_else(|error| panic!("edu: {error}"));

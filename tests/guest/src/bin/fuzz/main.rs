@@ -126,6 +126,7 @@ fn fuzz(tally: &Tally, calls: u64, seed: u64) {
 /// Everything in its time, each apart from the others; none of the two is what a failure leaves behind.
 fn provoke_all(tally: &Tally, injects: bool) {
     foreign::doorbells_that_are_not_allowed(tally);
+    foreign::a_module_that_is_full(tally);
     foreign::reload();
     let bell = Session::nth(0).node.get(number::DOORBELL_MAP, guest::call::Record::new());
     let bell: guest::abi::pcieipc_doorbell = bell;
