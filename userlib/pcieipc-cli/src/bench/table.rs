@@ -267,7 +267,12 @@ mod tests {
                     b"polyline" => curves += 1,
                     b"circle" => {
                         let number = |name: &str| {
-                            let value = tag.try_get_attribute(name).unwrap().unwrap().unescape_value().unwrap();
+                            let value = tag
+                                .try_get_attribute(name)
+                                .unwrap()
+                                .unwrap()
+                                .normalized_value(quick_xml::XmlVersion::Implicit1_0)
+                                .unwrap();
                             value.parse::<f64>().unwrap()
                         };
                         marks.push((number("cx"), number("cy")));

@@ -176,7 +176,7 @@ fn write_node(archive: &mut Archive, id: u32, cpus: &str, socket: Option<u32>) {
 /// An attribute's value with entities resolved.
 fn attribute(tag: &quick_xml::events::BytesStart<'_>, name: &str) -> Result<Option<String>, ImportError> {
     match tag.try_get_attribute(name)? {
-        Some(found) => Ok(Some(found.unescape_value()?.into_owned())),
+        Some(found) => Ok(Some(found.normalized_value(quick_xml::XmlVersion::Implicit1_0)?.into_owned())),
         None => Ok(None),
     }
 }
