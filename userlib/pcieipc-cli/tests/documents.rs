@@ -71,7 +71,13 @@ fn every_link_leads_somewhere() {
 
 /// Lines of code blocks, fenced or indented, and code within text.
 fn code(text: &str) -> Vec<&str> {
-    let (mut found, mut fenced, mut blank) = (Vec::new(), false, true);
+    let (blocks, prose) = blocks_and_prose(text);
+    blocks.into_iter().chain(prose.iter().flat_map(|line| line.split('`').skip(1).step_by(2))).collect()
+}
+
+/// Lines of code blocks, and all others.
+fn blocks_and_prose(text: &str) -> (Vec<&str>, Vec<&str>) {
+    let (mut blocks, mut prose, mut fenced, mut blank) = (Vec::new(), Vec::new(), false, true);
     let mut indented = false;
     for line in text.lines() {
         if line.trim_start().starts_with("```") {
@@ -79,15 +85,11 @@ fn code(text: &str) -> Vec<&str> {
         } else {
             // Indented code stands apart; what continues a list does not.
             indented = line.starts_with("    ") && (blank || indented);
-            if fenced || indented {
-                found.push(line.trim());
-            } else {
-                found.extend(line.split('`').skip(1).step_by(2));
-            }
+            if fenced || indented { blocks.push(line.trim()) } else { prose.push(line) }
         }
         blank = line.trim().is_empty();
     }
-    found
+    (blocks, prose)
 }
 
 /// The words of a command line up to the first thing that belongs to the shell.
@@ -172,4 +174,86 @@ fn every_target_and_script_shown_is_there() {
         }
     }
     assert!(missing.is_empty(), "\n{}", missing.join("\n"));
+}
+
+/// Commands shown in blocks that need more than any Linux machine has, and the test that runs them.
+const ELSEWHERE: [(&str, &str); 5] = [
+    ("pcieipc info", "tests/vm/bind.toml"),
+    ("pcieipc bind", "tests/vm/bind.toml"),
+    ("pcieipc inject", "tests/vm/inject_heal.sh"),
+    ("pcieipc heal", "tests/vm/inject_heal.sh"),
+    // It ends when it is told to.
+    ("pcieipc watch", "tests/vm/watch_endpoints.sh"),
+];
+
+#[test]
+fn every_command_shown_in_a_block_runs() {
+    let (repository, folder) = (repository(), tempfile::tempdir().unwrap());
+    let place = folder.path();
+    let program = Path::new(env!("CARGO_BIN_EXE_pcieipc"));
+    // What a reader has: the checkout's data, gradients of his own, hosts that were saved before, and in userlib what cargo built.
+    for folder in ["tests", "userlib/target/release", "target"] {
+        fs::create_dir_all(place.join(folder)).unwrap();
+    }
+    std::os::unix::fs::symlink(repository.join("tests/data"), place.join("tests/data")).unwrap();
+    std::os::unix::fs::symlink(program, place.join("userlib/target/release/pcieipc")).unwrap();
+    for rank in 0..4 {
+        let name = format!("grads.{rank}.safetensors");
+        fs::copy(repository.join("tests/data").join(&name), place.join(&name)).unwrap();
+    }
+    for saved in ["before.tar.gz", "host.tar.gz"] {
+        assert!(pcieipc(place, &["snapshot", saved]).status().unwrap().success());
+    }
+    let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let (mut ran, mut failed, mut elsewhere) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
+    for (document, text) in documents() {
+        for line in blocks_and_prose(&text).0 {
+            let line = line.trim_start_matches("$ ").trim_start_matches("sudo ");
+            let built = line.starts_with("target/release/pcieipc ");
+            let Some(rest) = line.strip_prefix("pcieipc ").or(line.strip_prefix("target/release/pcieipc ")) else { continue };
+            // Lists of commands with what they do are no commands.
+            let subcommand = rest.split(' ').next().unwrap();
+            let listed = rest[subcommand.len()..].starts_with("  ") && !rest[subcommand.len()..].trim_start().starts_with('#')
+                || rest.starts_with('(');
+            if listed || !ran.insert(line.to_owned()) {
+                continue;
+            }
+            if let Some((command, _)) = ELSEWHERE.iter().find(|(command, _)| line.starts_with(command)) {
+                elsewhere.insert(*command);
+                continue;
+            }
+            // Drawing programs are not everybody's.
+            let (line, drawn) = line.split_once(" | ").map_or((line, false), |(line, _)| (line, true));
+            assert!(!drawn || line.contains("--format dot"), "{line}");
+            let directory = if built { place.join("userlib") } else { place.to_owned() };
+            let shell = std::process::Command::new("timeout")
+                .args(["300", "sh", "-c", line])
+                .env("PATH", &path)
+                .current_dir(directory)
+                .output()
+                .unwrap();
+            let (code, said) = (shell.status.code().unwrap_or(-1), String::from_utf8_lossy(&shell.stderr));
+            let good = match subcommand {
+                // The document's cards are in another machine, which is said.
+                "doctor" if line.contains("--peers") => code == 2 && said.contains("no function 0000:41:00.0"),
+                // 3 and 4 are about the machine.
+                "doctor" => matches!(code, 0 | 3 | 4),
+                _ => code == 0,
+            };
+            if !good {
+                failed.push(format!("{}: {line}: {code}\n{said}", document.display()));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+    assert!(ran.len() - elsewhere.len() > 15, "only {} commands were found", ran.len());
+    for (command, test) in ELSEWHERE {
+        assert!(elsewhere.contains(command), "no document shows {command:?} any more");
+        let subcommand = command.strip_prefix("pcieipc ").unwrap();
+        let text = fs::read_to_string(repository.join(test)).unwrap();
+        assert!(
+            text.contains(command) || text.contains(&format!("\"{}\"", subcommand.replace(' ', "\", \""))),
+            "{test} runs no {command:?}"
+        );
+    }
 }
