@@ -337,10 +337,10 @@ fn the_log_names_the_endpoint_whose_end_waits_for_a_driver_that_does_not_finish(
             shared.session.node.get(number::CHANNEL_DESTROY, pcieipc_channel { channel: id, ..Record::new() });
         });
         // Each 10 seconds.
-        assert!(wait::until(2 * SOON, || told() > 0 || destroying.is_finished()));
-        assert!(!destroying.is_finished(), "the driver has not finished");
-        assert_eq!(told(), 1);
+        wait::until(2 * SOON, || told() > 0 || destroying.is_finished());
+        let (messages, waits) = (told(), !destroying.is_finished());
         importer.tell("finish").unwrap();
+        assert!(messages > 0 && waits, "{messages} messages, and it waits: {waits}");
         destroying.join().unwrap();
     });
 }
