@@ -27,7 +27,7 @@ key() {
 # and renames that to DESTINATION when it succeeded, so that an interrupted step leaves nothing that looks complete. Who comes while
 # another makes the same waits for it.
 step() {
-    local title=$1 destination=$2 started=$SECONDS log
+    local title=$1 destination=$2 started=$SECONDS log code
     shift 2
     [ ! -e "$destination" ] || return 0
     log=$PCIEIPC_CACHE/logs/$(basename "$destination").log
@@ -43,7 +43,12 @@ step() {
     fi
     say "$title ..."
     rm -rf "$destination.part"
-    if ! "$@" "$destination.part" >"$log" 2>&1 8>&- 9>&-; then
+    # In a condition, a function's commands would fail unheeded.
+    set +e
+    (set -e; "$@" "$destination.part") >"$log" 2>&1 8>&- 9>&-
+    code=$?
+    set -e
+    if [ "$code" != 0 ]; then
         tail -n 25 "$log" >&2
         die "$title failed after $((SECONDS - started)) s; the whole log is $log"
     fi
