@@ -79,6 +79,7 @@ class Trainer:
                 first = next(iter(self.module.parameters()))
                 first.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
             loss.backward()
+            pcieipc.torch.check()
             self.optimizer.step()
             self.done += 1
             self.keep()

@@ -5,7 +5,6 @@ import gc
 import os
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 
@@ -228,12 +227,11 @@ def test_waiting_lets_other_python_threads_run():
 def test_a_monitored_barrier_names_who_did_not_come(tmp_path):
     def body(rank):
         worlds.start(str(tmp_path), rank, 3)
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        backend.monitored_barrier(timedelta(seconds=60))
+        pcieipc.torch.monitored_barrier()
         if rank != 2:
             words = "Ranks 2 failed to pass monitoredBarrier in 1000 ms" if rank == 0 else "successfully reached monitoredBarrier"
             with pytest.raises(pcieipc.Error, match=words):
-                backend.monitored_barrier(timedelta(seconds=1 if rank == 0 else 60), True)
+                pcieipc.torch.monitored_barrier(timeout=1 if rank == 0 else 60, wait_all_ranks=True)
         dist.barrier()
         return True
 
@@ -311,6 +309,44 @@ def test_survivors_agree_and_make_a_group_of_their_own(tmp_path):
         return found
 
     assert processes.run(4, body) == [processes.Killed(), *(([1, 2, 3], r, 6.0) for r in range(3))]
+
+
+def test_check_raises_what_nobody_has_waited_for():
+    def body(rank):
+        t = torch.ones(10)
+        dist.all_reduce(t)
+        pcieipc.torch.check()
+        if rank == 1:
+            processes.die()
+
+        def until_it_raises():
+            # A death is seen without communicating.
+            for _ in range(2000):
+                pcieipc.torch.check()
+                time.sleep(0.01)
+
+        with pytest.raises(pcieipc.PeerDied) as caught:
+            until_it_raises()
+        assert caught.value.rank == 1
+        work = dist.all_reduce(t, async_op=True)
+        with pytest.raises(pcieipc.PeerDied):
+            work.wait()
+        with pytest.raises(pcieipc.PeerDied):
+            pcieipc.torch.check()
+        return True
+
+    def in_order(rank):
+        dist.all_reduce(torch.ones(10))
+        if rank == 1:
+            dist.destroy_process_group()
+            return True
+        time.sleep(1)
+        pcieipc.torch.check()  # Who left in order is no error as long as nobody needs it.
+        dist.destroy_process_group()
+        return True
+
+    assert worlds.run(2, body) == [True, processes.Killed()]
+    assert worlds.run(2, in_order, destroy=False) == [True, True]
 
 
 def test_abort_is_heard_by_all_ranks():

@@ -158,7 +158,7 @@ def check(status: int) -> None:
 
 def library_version() -> str:
     """The version of the shared library."""
-    return lib.pcieipc_version().decode()
+    return str(lib.pcieipc_version().decode())
 
 
 def milliseconds(seconds: float) -> int:

@@ -91,7 +91,7 @@ def _product(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _of_interface(array: Any, interface: dict, writable: bool) -> View:
+def _of_interface(array: Any, interface: dict[str, Any], writable: bool) -> View:
     dtype = getattr(array, "dtype", None)
     typestr = interface["typestr"]
     size = int(typestr[2:])

@@ -214,7 +214,7 @@ class Communicator:
 
         All ranks call it in the same order with the same arguments. After `shrink` and `recover`, register again.
         """
-        kind = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype).removeprefix("torch."))
+        kind = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype).removeprefix("torch.")))
         with self._held() as group:
             made = c_void_p()
             check(lib.pcieipc_buffer_register(group, count, one_of(TYPES, "element type", kind), self._wait(timeout), byref(made)))
@@ -230,8 +230,7 @@ class Communicator:
         with self._held() as group:
             record = AgreementRecord(size=ctypes.sizeof(AgreementRecord))
             check(lib.pcieipc_group_agree(group, ok, self._wait(timeout), byref(record)))
-            ranks = lambda bits: tuple(rank for rank in range(32) if bits >> rank & 1)  # noqa: E731
-            return Agreement(bool(record.ok), ranks(record.failed), ranks(record.returned))
+            return Agreement(bool(record.ok), _ranks(record.failed), _ranks(record.returned))
 
     def recover(self, *, timeout: float | None = None) -> None:
         """Waits until all ranks that met are there again, and goes on with all of them; all that are left call it.
@@ -280,8 +279,9 @@ class Communicator:
 class Buffer:
     """A registered buffer: memory that this process writes and all ranks read where it lies. Made by `Communicator.register`."""
 
-    def __init__(self, of: Communicator, handle: int, count: int, kind: str) -> None:
-        self._of, self._handle, self._count, self._kind = of, handle, count, kind
+    def __init__(self, of: Communicator, handle: int | None, count: int, kind: str) -> None:
+        self._of, self._count, self._kind = of, count, kind
+        self._handle = handle
 
     def _address(self) -> int:
         if self._handle is None:
@@ -317,6 +317,10 @@ class Buffer:
     def _free(self) -> None:
         handle, self._handle = self._handle, None
         lib.pcieipc_buffer_free(handle)
+
+
+def _ranks(bits: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(32) if bits >> rank & 1)
 
 
 def _pair(array: Any, out: Any, blocks_in: int, blocks_out: int) -> tuple[View, View]:

@@ -19,7 +19,7 @@ class Error(RuntimeError):
         self.endpoint = endpoint
         self.generation = generation
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Error], tuple[str, int | None, int | None, int | None]]:
         return type(self), (self.args[0], self.rank, self.endpoint, self.generation)
 
 

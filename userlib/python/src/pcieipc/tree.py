@@ -33,7 +33,8 @@ def _ask(*arguments: str, fine: tuple[int, ...] = (0,)) -> dict[str, Any]:
     done = subprocess.run([str(command_path()), *arguments, "--json"], capture_output=True, text=True, check=False)
     if done.returncode not in fine:
         raise Error(f"pcieipc {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def topology() -> dict[str, Any]:

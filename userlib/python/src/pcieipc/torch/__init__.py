@@ -183,6 +183,8 @@ def _of(group: dist.ProcessGroup | None) -> Any:
     import torch
 
     found = group._get_backend(torch.device("cpu"))
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another one around it.
+    found = getattr(found, "wrapped_pg", found)
     if not isinstance(found, _backend().PcieBackend):
         raise ArgumentError(f"the group's backend is {type(found).__name__}, not pcie")
     return found
@@ -193,7 +195,8 @@ def survivors(group: dist.ProcessGroup | None = None, *, timeout: float = 30.0) 
 
     All that are left call it. The group itself is over: destroy it, and make a new one of those ranks (see `shrink`).
     """
-    return _of(group).survivors(milliseconds(timeout))
+    left: list[int] = _of(group).survivors(milliseconds(timeout))
+    return left
 
 
 def shrink(store: dist.Store, *, name: str, timeout: float = 30.0, options: Options | None = None) -> list[int]:
@@ -214,6 +217,23 @@ def shrink(store: dist.Store, *, name: str, timeout: float = 30.0, options: Opti
     return left
 
 
+def check(group: dist.ProcessGroup | None = None) -> None:
+    """Raises what has ended the group, or `PeerDied` when a rank's process has ended; otherwise returns at once. It does not communicate.
+
+    Called before ``optimizer.step()``, it keeps a step from being made with gradients that an error has left undone.
+    """
+    _of(group).check()
+
+
+def monitored_barrier(group: dist.ProcessGroup | None = None, *, timeout: float | None = None, wait_all_ranks: bool = False) -> None:
+    """A barrier at which rank 0 names those that did not come in time: what `torch.distributed.monitored_barrier` is.
+
+    That one refuses every backend but gloo in older versions of torch; this one does not.
+    """
+    # Below 0 stands for the group's own timeout.
+    _of(group).monitored_barrier(timedelta(seconds=-1 if timeout is None else timeout), wait_all_ranks)
+
+
 def abort(why: str, group: dist.ProcessGroup | None = None) -> None:
     """Makes the further calls of all ranks fail with `Aborted` and this reason."""
     _of(group).abort_with(why)
@@ -227,4 +247,4 @@ def register_backend() -> None:
 
 register_backend()
 
-__all__ = ["NotBuilt", "Options", "abort", "create_backend", "register_backend", "shrink", "survivors"]
+__all__ = ["NotBuilt", "Options", "abort", "check", "create_backend", "monitored_barrier", "register_backend", "shrink", "survivors"]

@@ -55,6 +55,9 @@ class PcieBackend final : public c10d::Backend {
   // Makes the further calls of all ranks fail with this reason, once what was asked for before has ended.
   void abort_with(const std::string& why);
 
+  // Throws what has ended the group, or that a rank has died. Does not wait.
+  void check_group();
+
   // Goes on without the ranks that are lost; answers which ranks of the group are left. Only for making a new group of them.
   std::vector<int> survivors(uint32_t timeout_ms);
 
@@ -120,6 +123,9 @@ class PcieBackend final : public c10d::Backend {
     if (!flat.is_same(to)) to.copy_(flat);
   }
 
+  std::optional<Failure> broken();
+  void end_with(const Failure& failure);
+
   // What a body's exceptions mean for the work, and for the group.
   std::exception_ptr attempt(const char* what, const std::function<void()>& body);
   WorkPtr run(OpType op, const char* title, const char* what, const Tensors& inputs, Tensors outputs, milliseconds timeout,
@@ -176,7 +182,8 @@ class PcieBackend final : public c10d::Backend {
   const pid_t process_ = getpid();
   int local_rank_ = 0, local_size_ = 1;
   Group group_, last_;
-  // Why the group ended, if it has. Only its thread looks.
+  std::mutex broken_mutex_;
+  // Why the group ended, if it has.
   std::optional<Failure> broken_;
   std::atomic<uint64_t> sequence_{0};
   std::mutex leaving_;

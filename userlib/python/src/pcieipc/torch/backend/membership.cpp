@@ -80,8 +80,26 @@ void PcieBackend::abort_with(const std::string& why) {
   if (!lane_) return;
   lane_->add([this, why] {
     pcieipc_group_abort(group_.get(), why.c_str());
-    if (!broken_) broken_ = Failure{"Aborted", "aborted by this rank: " + why, rank_};
+    if (!broken()) end_with(Failure{"Aborted", "aborted by this rank: " + why, rank_});
   });
+}
+
+void PcieBackend::check_group() {
+  auto failure = broken();
+  std::lock_guard<std::mutex> lock(leaving_);
+  if (!failure && post_) failure = post_->lost();
+  if (failure) std::rethrow_exception(as_exception(*failure));
+  if (!lane_) refuse("this rank has left the group", "Aborted");
+}
+
+std::optional<Failure> PcieBackend::broken() {
+  std::lock_guard<std::mutex> lock(broken_mutex_);
+  return broken_;
+}
+
+void PcieBackend::end_with(const Failure& failure) {
+  std::lock_guard<std::mutex> lock(broken_mutex_);
+  broken_ = failure;
 }
 
 std::vector<int> PcieBackend::survivors(uint32_t timeout_ms) {
@@ -141,20 +159,19 @@ void PcieBackend::check(pcieipc_status status, const char* what, uint32_t ms) co
 
 std::exception_ptr PcieBackend::attempt(const char* what, const std::function<void()>& body) {
   try {
-    if (broken_) {
-      auto again = *broken_;
-      again.text = std::string(what) + ": the group ended before: " + again.text;
-      return as_exception(again);
+    if (auto again = broken()) {
+      again->text = std::string(what) + ": the group ended before: " + again->text;
+      return as_exception(*again);
     }
     body();
     return nullptr;
   } catch (const Refused& refused) {
-    if (refused.ends_group) broken_ = refused.failure;
+    if (refused.ends_group) end_with(refused.failure);
     return as_exception(refused.failure);
   } catch (const std::exception& error) {
     // The other ranks may be in the middle of the same call.
     pcieipc_group_abort(group_.get(), error.what());
-    broken_ = Failure{"Internal", error.what()};
+    end_with(Failure{"Internal", error.what()});
     return std::current_exception();
   }
 }

@@ -34,6 +34,7 @@ PYBIND11_MODULE(_backend, m) {
            py::arg("endpoint"), py::arg("ring_bytes"), py::arg("algorithm"), py::arg("outer"), py::arg("owners"), py::arg("shards"))
       .def("leave", &PcieBackend::leave)
       .def("abort_with", &PcieBackend::abort_with, py::call_guard<py::gil_scoped_release>())
+      .def("check", &PcieBackend::check_group, py::call_guard<py::gil_scoped_release>())
       .def("survivors", &PcieBackend::survivors, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("host_ranks", &PcieBackend::host_ranks)
       .def_property_readonly("spans_hosts", &PcieBackend::spans_hosts);

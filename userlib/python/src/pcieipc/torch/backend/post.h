@@ -32,6 +32,9 @@ class Post {
   // `from` below 0: from any rank.
   void receive(const Tensor& tensor, int from, int tag, Promise work, milliseconds timeout);
 
+  // The first rank whose process has ended, if there is one; a rank that left in order is none.
+  std::optional<Failure> lost();
+
   // Rank 0 waits for all and says who did not come; the others wait for what it says.
   void monitored_barrier(milliseconds timeout, bool name_all);
 

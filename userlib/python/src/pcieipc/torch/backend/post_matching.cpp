@@ -81,6 +81,13 @@ const Failure* Post::lost_source(int from) const {
   return nullptr;
 }
 
+std::optional<Failure> Post::lost() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& peer : peers_)
+    if (peer.gone && peer.gone->status != "Aborted") return peer.gone;
+  return std::nullopt;
+}
+
 int Post::next_wait() const {
   auto next = Clock::time_point::max();
   for (const auto& peer : peers_)
