@@ -240,6 +240,60 @@ def test_groups_of_some_ranks_work_at_the_same_time_as_the_whole():
     assert worlds.run(4, body) == [(4.0, 1.0, 0.0), (4.0, 1.0, 4.0), (4.0, 5.0, 2.0), (4.0, 5.0, 4.0)]
 
 
+def test_devices_are_named_as_torch_names_them():
+    def body(rank):
+        t = torch.full((3,), float(rank))
+        dist.all_reduce(t)
+        return t[0].item()
+
+    assert worlds.run(2, body, backend="cpu:pcie") == [1.0, 1.0]
+
+
+def test_torch_s_own_check_of_every_call_may_be_on(tmp_path):
+    import ranks as processes
+
+    import pcieipc.torch
+
+    def body(rank):
+        # As TORCH_DISTRIBUTED_DEBUG=DETAIL: torch puts a backend around this one, which compares what the ranks ask for.
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        worlds.start(str(tmp_path), rank, 2)
+        t = torch.full((3,), float(rank))
+        dist.all_reduce(t)
+        dist.barrier()
+        pcieipc.torch.check()
+        with pytest.raises(RuntimeError, match="mismatch"):
+            if rank == 0:
+                dist.all_reduce(t)
+            else:
+                dist.broadcast(t, 0)
+        dist.destroy_process_group()
+        return t[0].item()
+
+    assert processes.run(2, body) == [1.0, 1.0]
+
+
+def test_functional_collectives_run_over_it():
+    def body(rank):
+        from torch.distributed import _functional_collectives as functional
+
+        group = dist.group.WORLD
+        mine = torch.arange(4.0) + rank
+        total = functional.all_reduce(mine, "sum", group)
+        every = functional.all_gather_tensor(mine, 0, group)
+        shard = functional.reduce_scatter_tensor(mine, "sum", 0, group)
+        swapped = functional.all_to_all_single(mine, None, None, group)
+        said = functional.broadcast(mine, 1, group)
+        return [functional.wait_tensor(t).tolist() for t in (total, every, shard, swapped, said)]
+
+    total, every = [1.0, 3.0, 5.0, 7.0], [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
+    said = [1.0, 2.0, 3.0, 4.0]
+    assert worlds.run(2, body) == [
+        [total, every, total[:2], [0.0, 1.0, 1.0, 2.0], said],
+        [total, every, total[2:], [2.0, 3.0, 3.0, 4.0], said],
+    ]
+
+
 def test_a_process_makes_group_after_group(tmp_path):
     import ranks as processes
 

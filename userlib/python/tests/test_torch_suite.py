@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("expecttest")
 
 CHOSEN = [
     "test_all_gather_coalesced_with_empty",

@@ -130,8 +130,8 @@ def test_dtensor_redistributes_over_it():
 
 
 def torchrun(ranks, script, *arguments):
-    environment = os.environ | {"USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(Path(__file__).with_name("launch.py")), "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -27,8 +27,19 @@ def prepare() -> None:
     os.environ.setdefault("INIT_METHOD", f"file://{folder}/init_dir/shared")
 
 
+def stand_in() -> None:
+    """Where there is no expecttest (Debian has none): of it, torch's tests need only the class that theirs derive from."""
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:
+        module = types.ModuleType("expecttest")
+        module.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = module
+
+
 def suite() -> type:
     """The tests' class, for the backend under test."""
+    stand_in()
     import torch
     from torch.testing._internal import common_distributed
 
