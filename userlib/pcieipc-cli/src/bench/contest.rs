@@ -37,7 +37,7 @@ impl Contest {
     /// Run when a contender fails.
     pub fn hold(job: &Job, rounds: usize, interruption: &Interruption) -> Result<Self, Failure> {
         let folder = Scratch::new()?;
-        let peers = peers::find(job, &folder)?;
+        let mut peers = peers::find(job, &folder)?;
         let own = env!("CARGO_PKG_VERSION").to_owned();
         let mut contenders = vec![(ORDINARY, own.clone()), (REGISTERED, own)];
         contenders.extend(peers.iter().map(|p| (p.name, p.version.clone())));
@@ -58,8 +58,8 @@ impl Contest {
                         return Err(Failure::Run("interrupted".into()));
                     }
                     let Some(&(_, memory)) = OURS.get(which) else {
-                        let measured = peers[which - OURS.len()].measure(&job)?;
-                        times.entry((which, size)).or_default().extend(measured.get(&size));
+                        let us = peers[which - OURS.len()].measure(size, job.time, &folder, || interruption.came())?;
+                        times.entry((which, size)).or_default().push(us);
                         continue;
                     };
                     let table = measure(&Job { memory, limit: true, ..job.clone() }, interruption)?;

@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Times MPI_Allreduce of floats as the OSU benchmarks do: two buffers, many calls in a row, the slowest rank counts.
-// usage: osu_loop SECONDS BYTES...; rank 0 prints "BYTES MICROSECONDS" for each size, the median of five repeats.
+// usage: osu_loop SECONDS FOLDER; measures the size in FOLDER/turn-0 when that is there, then the one in turn-1 and so on, until one is 0.
+// Rank 0 prints "BYTES MICROSECONDS" for each, the median of five repeats. Meanwhile it sleeps, so that others can be measured.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+static size_t turn(const char *folder, int number)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/turn-%d", folder, number);
+    FILE *file;
+    while (!(file = fopen(path, "r")))
+        usleep(2000);
+    unsigned long long bytes = 0;
+    if (fscanf(file, "%llu", &bytes) != 1)
+        bytes = 0;
+    fclose(file);
+    return bytes;
 }
 
 int main(int argc, char **argv)
@@ -17,8 +33,8 @@ int main(int argc, char **argv)
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     double budget = atof(argv[1]);
-    for (int arg = 2; arg < argc; arg++) {
-        size_t bytes = strtoull(argv[arg], NULL, 10);
+    size_t bytes;
+    for (int number = 0; argc > 2 && (bytes = turn(argv[2], number)) > 0; number++) {
         int count = (int)(bytes / sizeof(float));
         float *in = malloc(bytes), *out = malloc(bytes);
         for (int i = 0; i < count; i++) {
