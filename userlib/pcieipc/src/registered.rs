@@ -2,8 +2,8 @@
 //! Buffers that all ranks of a group can read where they lie.
 //!
 //! A registered buffer is used like a slice. Its pages are a sealed memory file, which the owner alone can write: peers get
-//! a descriptor that can be mapped for reading only, and nobody can shrink it under a reader. So an all-reduce needs no copy
-//! through rings, and a hostile peer still can not change what the owner holds.
+//! a descriptor that can be mapped for reading only, and nobody, its owner included, can shrink it or punch holes into it under a
+//! reader. So an all-reduce needs no copy through rings, and a hostile peer still can not change what the owner holds.
 
 use std::{
     marker::PhantomData,
@@ -14,10 +14,7 @@ use std::{
 
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
-    sys::{
-        memfd::{MFdFlags, memfd_create},
-        stat::fstat,
-    },
+    sys::memfd::{MFdFlags, memfd_create},
     unistd::ftruncate,
 };
 
@@ -25,7 +22,7 @@ use crate::{
     error::{Error, Rank, Result},
     executor::MAX_RANKS,
     reduce::Element,
-    sys::{Access, Mapping, failed},
+    sys::{Access, Mapping, ONE_WRITER, check_sealed, failed},
 };
 
 const HINT: &str = "free some memory or register less; registered buffers are shared memory and count against the memory limit";
@@ -66,7 +63,7 @@ impl Offer {
         let bytes = bytes.max(1);
         ftruncate(&file, bytes as i64).map_err(|e| failed("ftruncate", HINT)(e.into()))?;
         let mapping = Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite).map_err(failed("mmap", HINT))?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL;
+        let seals = ONE_WRITER | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))
             .map_err(|e| failed("fcntl(F_ADD_SEALS)", "the library needs Linux 5.1 or later")(e.into()))?;
         Ok(Self { file, mapping })
@@ -91,14 +88,7 @@ impl Offer {
         let map = |(peer, file): (Rank, Option<OwnedFd>)| {
             let Some(file) = file else { return Ok(None) };
             let corrupt = |what: String| Error::Corrupt { rank, peer, what, endpoint: None };
-            let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|e| corrupt(format!("a buffer without seals ({e})")))?;
-            if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
-                return Err(corrupt("a buffer that may shrink".into()));
-            }
-            let size = fstat(&file).map_err(|e| failed("fstat", "this should not happen")(e.into()))?.st_size;
-            if u64::try_from(size) != Ok(bytes as u64) {
-                return Err(corrupt(format!("a buffer of {size} bytes instead of {bytes}")));
-            }
+            check_sealed(file.as_fd(), "a buffer", bytes, ONE_WRITER).map_err(corrupt)?;
             Mapping::new(file.as_fd(), 0, bytes, Access::Read).map(Some).map_err(failed("mmap", HINT))
         };
         let peers = files.into_iter().enumerate().map(map).collect::<Result<Vec<_>>>()?;
@@ -195,13 +185,22 @@ mod tests {
     }
 
     #[test]
-    fn a_peers_buffer_that_may_shrink_or_is_shorter_is_refused() {
+    fn a_peers_buffer_that_may_shrink_or_lose_pages_or_is_shorter_is_refused() {
         let short = Offer::new(4096).unwrap().file().try_clone_to_owned().unwrap();
         let error = Offer::new(8192).unwrap().join::<u8>(0, vec![None, Some(short)], 8192, 0, 0).unwrap_err();
         assert!(matches!(error, Error::Corrupt { peer: 1, .. }), "{error}");
         let loose = memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         ftruncate(&loose, 8192).unwrap();
-        let error = Offer::new(8192).unwrap().join::<u8>(0, vec![None, Some(loose)], 8192, 0, 0).unwrap_err();
+        let join = || {
+            let theirs = loose.try_clone().unwrap();
+            Offer::new(8192).unwrap().join::<u8>(0, vec![None, Some(theirs)], 8192, 0, 0)
+        };
+        let error = join().unwrap_err();
         assert!(matches!(&error, Error::Corrupt { what, .. } if what.contains("shrink")), "{error}");
+        fcntl(&loose, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        let error = join().unwrap_err();
+        assert!(matches!(&error, Error::Corrupt { peer: 1, what, .. } if what.contains("holes")), "{error}");
+        fcntl(&loose, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_FUTURE_WRITE)).unwrap();
+        join().unwrap();
     }
 }

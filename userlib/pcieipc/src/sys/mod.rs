@@ -6,12 +6,14 @@ mod count;
 mod kernel;
 mod mapping;
 mod process;
+mod sealed;
 
 pub use bell::Bell;
 pub use count::{calls, yield_now};
 pub use kernel::{Call, Kernel, Linux};
 pub use mapping::{Access, Mapping};
 pub use process::{Home, Life, wait_readable};
+pub(crate) use sealed::{ONE_WRITER, check_sealed};
 
 use crate::error::Error;
 

@@ -27,10 +27,7 @@ use std::{
 
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
-    sys::{
-        memfd::{MFdFlags, memfd_create},
-        stat::fstat,
-    },
+    sys::memfd::{MFdFlags, memfd_create},
     unistd::ftruncate,
 };
 
@@ -39,7 +36,7 @@ use crate::{
     executor::MAX_RANKS,
     group::step,
     plan::Shares,
-    sys::{Access, Mapping, failed},
+    sys::{Access, Mapping, check_sealed, failed},
 };
 
 const BYTES: usize = 8192;
@@ -221,14 +218,8 @@ impl Board {
     /// `Corrupt` when it may shrink under a reader or has another size.
     pub fn from_peer(rank: Rank, peer: Rank, file: OwnedFd) -> Result<Self> {
         let corrupt = |what: String| Error::Corrupt { rank, peer, what, endpoint: None };
-        let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|e| corrupt(format!("a board without seals ({e})")))?;
-        if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
-            return Err(corrupt("a board that may shrink".into()));
-        }
-        let size = fstat(&file).map_err(|e| failed("fstat", "this should not happen")(e.into()))?.st_size;
-        if u64::try_from(size) != Ok(BYTES as u64) {
-            return Err(corrupt(format!("a board of {size} bytes instead of {BYTES}")));
-        }
+        // All ranks write it, so any of them may punch a hole; what is read there then is zero.
+        check_sealed(file.as_fd(), "a board", BYTES, SealFlag::F_SEAL_SHRINK).map_err(corrupt)?;
         let mapping = Mapping::new(file.as_fd(), 0, BYTES, Access::ReadWrite)
             .map_err(|e| corrupt(format!("a board that can not be mapped ({e})")))?;
         Ok(Self { file, mapping })

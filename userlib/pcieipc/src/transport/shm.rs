@@ -3,8 +3,8 @@
 //!
 //! For each peer a rank makes one memory file that it alone writes: the tail page of the ring to the peer, the head page of
 //! the ring from it, and the data of the ring to it. It maps the file, then seals it, so that nobody can map it writable
-//! again, shrink it or grow it, and passes it on. So a peer can neither write what is not its own nor take pages away under
-//! a reader (SIGBUS).
+//! again, shrink it, grow it or punch holes into it, and passes it on. So a peer can neither write what is not its own nor take
+//! pages away under a reader (SIGBUS).
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -14,10 +14,7 @@ use std::{
 
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
-    sys::{
-        memfd::{MFdFlags, memfd_create},
-        stat::fstat,
-    },
+    sys::memfd::{MFdFlags, memfd_create},
     unistd::ftruncate,
 };
 
@@ -25,7 +22,7 @@ use super::Wire;
 use crate::{
     error::{Error, Rank, Result},
     ring::{IndexPage, MIN_DATA_BYTES, Memory},
-    sys::{Access, Bell, Mapping, failed},
+    sys::{Access, Bell, Mapping, ONE_WRITER, check_sealed, failed},
 };
 
 /// Where the data starts in a memory file; the tail page is at 0 and the head page at half of it. Fits every page size of a processor
@@ -33,8 +30,7 @@ use crate::{
 const DATA_OFFSET: usize = 2 * size_of::<IndexPage>();
 const HEAD_OFFSET: usize = size_of::<IndexPage>();
 
-const SEALS: SealFlag =
-    SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_FUTURE_WRITE).union(SealFlag::F_SEAL_SEAL);
+const SEALS: SealFlag = ONE_WRITER.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// The memory that one rank writes for one peer.
 #[derive(Debug)]
@@ -75,17 +71,8 @@ impl Own {
     /// `Corrupt` when the peer's file is not sealed or not as large as agreed; `System` when it can not be mapped.
     pub fn join(self, rank: Rank, peer: Rank, theirs: OwnedFd) -> Result<(Outward, Inward)> {
         let corrupt = |what: String| Error::Corrupt { rank, peer, what, endpoint: None };
-        let seals = fcntl(&theirs, FcntlArg::F_GET_SEALS)
-            .map_err(|e| corrupt(format!("a memory file without seals ({e})")))
-            .map(SealFlag::from_bits_retain)?;
-        if !seals.contains(SealFlag::F_SEAL_SHRINK) {
-            return Err(corrupt("a memory file that may shrink".into()));
-        }
         let bytes = DATA_OFFSET + self.data_bytes;
-        let size = fstat(&theirs).map_err(|e| failed("fstat", "this should not happen")(e.into()))?.st_size;
-        if u64::try_from(size) != Ok(bytes as u64) {
-            return Err(corrupt(format!("a memory file of {size} bytes instead of {bytes}")));
-        }
+        check_sealed(theirs.as_fd(), "a memory file", bytes, ONE_WRITER).map_err(corrupt)?;
         let theirs = Mapping::new(theirs.as_fd(), 0, bytes, Access::Read)
             .map_err(failed("mmap", "free some memory or make the rings smaller"))?;
         let theirs = Arc::new(theirs);
@@ -202,6 +189,8 @@ impl Wire for Shm {
 
 #[cfg(test)]
 mod tests {
+    use nix::fcntl::{FallocateFlags, fallocate};
+
     use super::*;
 
     fn pair() -> ((Outward, Inward), (Outward, Inward)) {
@@ -241,15 +230,21 @@ mod tests {
         let passed = own.file().try_clone_to_owned().unwrap();
         assert!(Mapping::new(passed.as_fd(), 0, 4096, Access::ReadWrite).is_err());
         assert!(ftruncate(&passed, 0).is_err());
+        let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        assert!(fallocate(own.file(), punch, 0, 4096).is_err());
         assert!(nix::unistd::write(&passed, b"x").is_err());
     }
 
     #[test]
-    fn a_file_that_may_shrink_or_has_another_size_is_refused() {
+    fn a_file_that_may_shrink_or_lose_pages_or_has_another_size_is_refused() {
         let theirs = memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         ftruncate(&theirs, (DATA_OFFSET + MIN_DATA_BYTES) as i64).unwrap();
-        let error = Own::new(MIN_DATA_BYTES).unwrap().join(0, 1, theirs).unwrap_err();
+        let join = || Own::new(MIN_DATA_BYTES).unwrap().join(0, 1, theirs.try_clone().unwrap());
+        let error = join().unwrap_err();
         assert!(matches!(&error, Error::Corrupt { peer: 1, what, .. } if what.contains("shrink")), "{error}");
+        fcntl(&theirs, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        let error = join().unwrap_err();
+        assert!(matches!(&error, Error::Corrupt { peer: 1, what, .. } if what.contains("holes")), "{error}");
 
         let theirs = Own::new(2 * MIN_DATA_BYTES).unwrap();
         let error = Own::new(MIN_DATA_BYTES).unwrap().join(0, 1, theirs.file().try_clone_to_owned().unwrap()).unwrap_err();
