@@ -3,7 +3,8 @@
 //! also does what is right.
 //!
 //! Of the rings one thread plays both ranks, so a seed gives the same run again: the honest rank goes on a little, then the hostile one does, then something
-//! of the hostile one's memory is overwritten. The honest rank must end with a result or a typed error, and touch no memory but its own.
+//! of the hostile one's memory is overwritten. The honest rank must end with a result or a typed error, and touch no memory but its own; in
+//! checked mode, where no word that was changed since its writer wrote it is combined, a result must also be the right one.
 //! `PCIEIPC_FUZZ_SECONDS=1800` runs for half an hour (and the board's test besides for a tenth of it), from the seed in `PCIEIPC_FUZZ_SEED` on.
 
 use std::{
@@ -19,7 +20,8 @@ use pcieipc::{
     executor::{Executor, Lent, Options, Request},
     group::{self, Group},
     plan::Algorithm,
-    reduce::Op,
+    reduce::{Element, Op},
+    registered,
     ring::{Memory, Reader, Writer},
     sys::Bell,
     transport::{
@@ -179,43 +181,102 @@ fn typed(error: &Error) -> bool {
     }
 }
 
-/// How a run ended.
+/// How calls ended.
 #[derive(Debug, Default)]
 struct Tally {
     good: usize,
+    /// Of those, in checked mode: what they gave was compared with what it must be.
+    right: usize,
     corrupt: usize,
     mismatch: usize,
     other: usize,
 }
 
+/// What the calls are of: each type holds the numbers below exactly.
+trait Number: Element + PartialEq + std::fmt::Debug {
+    const UNTOUCHED: Self;
+    fn of(value: u64) -> Self;
+}
+impl Number for u32 {
+    const UNTOUCHED: Self = 0xa5a5_a5a5;
+    fn of(value: u64) -> Self {
+        value as u32
+    }
+}
+impl Number for f32 {
+    const UNTOUCHED: Self = f32::from_bits(0xa5a5_a5a5);
+    fn of(value: u64) -> Self {
+        value as f32
+    }
+}
+impl Number for i64 {
+    const UNTOUCHED: Self = 0x5a5a_5a5a_5a5a_5a5a;
+    fn of(value: u64) -> Self {
+        value as i64
+    }
+}
+
+/// What the honest rank puts in at a place, and what the hostile one does. Neighbours differ, and so do calls.
+fn mine(i: usize) -> u64 {
+    3 + i as u64 * 7 % 1000
+}
+fn theirs(call: u64, i: usize) -> u64 {
+    1 + call * 1000 + i as u64 * 13 % 1000
+}
+
 /// Two ranks, some calls, with `spoils` of 100 steps followed by something hostile.
 fn run(seed: u64, tally: &mut Tally) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    match random.below(4) {
+        0 => run_of::<f32>(seed, random, tally),
+        1 => run_of::<i64>(seed, random, tally),
+        _ => run_of::<u32>(seed, random, tally),
+    }
+}
+
+fn run_of<T: Number>(seed: u64, mut random: Random, tally: &mut Tally) {
     let (here, there, reach) = pair(random.pick(&[16 << 10, 32 << 10]));
+    let checked = random.below(3) == 0;
     let options = Options {
         algorithm: random.pick(&[None, Some(Algorithm::TwoShot), Some(Algorithm::Ring), Some(Algorithm::Star)]),
         chunk: random.pick(&[64, 256, 1024, 4096]),
+        direct_chunk: random.pick(&[64, 4096]),
         one_shot_up_to: random.pick(&[0, 256, 4096]),
+        checked,
         ..Options::default()
     };
     let (mut honest, mut hostile) = (Executor::new(here, options.clone()).unwrap(), Executor::new(there, options).unwrap());
     let spoils = random.pick(&[1, 5, 30]);
     let far = Instant::now() + Duration::from_secs(3600);
     // The rooms live until the executor that was lent them is gone.
-    let mut calls: Vec<(Request<Buffers>, Room, Room)> = Vec::new();
-    for number in 0..4u32 {
-        let count = random.pick(&[0usize, 1, 10, 63, 64, 100, 1000, 3000]);
-        let (mut input, mut output) = (Room::new(count, 3), Room::new(count, 7));
-        if let Ok(call) = honest.start_all_reduce_into((input.lend(), output.lend()), Op::Sum, far) {
-            calls.push((call, input, output));
+    let mut calls: Vec<Call<T>> = Vec::new();
+    for number in 0..4u64 {
+        let (count, op) = (random.pick(&[0usize, 1, 10, 63, 64, 100, 1000, 3000]), random.pick(&[Op::Sum, Op::Sum, Op::Max]));
+        let (mut input, mut output) = (Room::new(count, mine), Room::new(count, |_| 7));
+        if let Ok(call) = honest.start_all_reduce_into((input.lend(), output.lend()), op, far) {
+            calls.push(Call { call, input, output, number, op });
         }
-        let _ = hostile.start_all_reduce(vec![number; count], Op::Sum, far).map(drop);
+        let _ = hostile.start_all_reduce((0..count).map(|i| T::of(theirs(number, i))).collect::<Vec<_>>(), op, far).map(drop);
     }
+    // Where the hostile rank may write what the honest one reads, its own registered buffer.
+    let count = random.pick(&[1usize, 100, 3000]);
+    let mut buffers = registered::in_one_process::<T>(2, count).unwrap();
+    let (mut other, mut own) = (buffers.pop().unwrap(), buffers.pop().unwrap());
+    (0..count).for_each(|i| (own[i], other[i]) = (T::of(mine(i)), T::of(theirs(4, i))));
+    let place = other.as_mut_ptr().cast::<u8>();
+    let direct = honest.start_all_reduce_registered(own, Op::Sum, far);
+    let theirs_direct = hostile.start_all_reduce_registered(other, Op::Sum, far);
     let message = honest.start_receive(vec![1u8; 200], 1, far);
     let _ = hostile.start_send(vec![2u8; 200], 0, far).map(drop);
     for number in 0..ROUNDS as u64 {
         if random.below(100) < spoils {
             reach.spoil(&mut random, number);
+            // Through rings it is what the rank puts in, and any sum of it is right.
+            if !checked {
+                let at = random.below((count * size_of::<T>()) as u64) as usize;
+                // SAFETY: inside the buffer, which the request holds or has handed back to what is dropped last.
+                unsafe { place.add(at).write_volatile(random.next() as u8) };
+            }
         }
         let _ = hostile.progress();
         match honest.progress() {
@@ -225,63 +286,93 @@ fn run(seed: u64, tally: &mut Tally) {
     }
     // What is not over by now waits for what will not come.
     drop(honest);
-    for (call, input, output) in calls {
+    let right = |i: usize, of: T, call: u64, op: Op| {
+        of == T::of(if op == Op::Sum { mine(i) + theirs(call, i) } else { mine(i).max(theirs(call, i)) })
+    };
+    for Call { call, input, output, number, op } in calls {
         assert!(call.is_done());
         assert!(input.is_whole() && output.is_whole(), "seed {seed}: something was written beside a buffer");
-        assert!(input.elements().iter().all(|x| *x == 3), "seed {seed}: an input was overwritten");
-        // A request that is over needs no executor.
-        match answer(call) {
-            Ok(()) => tally.good += 1,
-            Err(error) => {
-                match &error {
-                    Error::Corrupt { .. } => tally.corrupt += 1,
-                    Error::Mismatch { .. } => tally.mismatch += 1,
-                    _ => tally.other += 1,
-                }
-                let ended = matches!(&error, Error::Aborted { by: 0, why, .. } if why.contains("before this call was over"));
-                assert!(ended || typed(&error), "seed {seed}: {error:?}");
-            }
+        assert!(input.elements().iter().enumerate().all(|(i, x)| *x == T::of(mine(i))), "seed {seed}: an input was overwritten");
+        if tally.count(seed, checked, answer(call)).is_some() {
+            let mut all = output.elements().iter().enumerate();
+            assert!(all.all(|(i, x)| right(i, *x, number, op)), "seed {seed}: call {number} gave a wrong {op} for a good one");
         }
     }
-    drop(message);
+    if let Some(buffer) = direct.ok().and_then(|call| tally.count(seed, checked, answer(call))) {
+        let mut all = buffer.iter().enumerate();
+        assert!(all.all(|(i, x)| right(i, *x, 4, Op::Sum)), "seed {seed}: registered buffers gave a wrong sum for a good one");
+    }
+    if let Some(message) = message.ok().and_then(|call| tally.count(seed, checked, answer(call))) {
+        assert_eq!(message, [2; 200], "seed {seed}: a wrong message for a good one");
+    }
+    drop((hostile, theirs_direct));
+}
+
+impl Tally {
+    /// Counts an answer, whose error must be a typed one; gives what must be right.
+    fn count<B>(&mut self, seed: u64, checked: bool, answer: Result<B, Error>) -> Option<B> {
+        match answer {
+            Ok(buffers) => {
+                self.good += 1;
+                self.right += usize::from(checked);
+                return checked.then_some(buffers);
+            }
+            Err(Error::Corrupt { .. }) => self.corrupt += 1,
+            Err(Error::Mismatch { .. }) => self.mismatch += 1,
+            Err(_) => self.other += 1,
+        }
+        if let Err(error) = &answer {
+            let ended = matches!(error, Error::Aborted { by: 0, why, .. } if why.contains("before this call was over"));
+            assert!(ended || typed(error), "seed {seed}: {error:?}");
+        }
+        None
+    }
+}
+
+/// One that the honest rank has begun.
+struct Call<T: Number> {
+    call: Request<Buffers<T>>,
+    input: Room<T>,
+    output: Room<T>,
+    number: u64,
+    op: Op,
 }
 
 /// Input and output.
-type Buffers = (Lent<u32>, Lent<u32>);
+type Buffers<T> = (Lent<T>, Lent<T>);
 
 /// A buffer with a room on either side, which shows what is written beside it.
-struct Room(Vec<u32>);
+struct Room<T>(Vec<T>);
 
-impl Room {
+impl<T: Number> Room<T> {
     const BESIDE: usize = 1024;
-    const UNTOUCHED: u32 = 0xa5a5_a5a5;
 
-    fn new(count: usize, fill: u32) -> Self {
-        let mut all = vec![Self::UNTOUCHED; count + 2 * Self::BESIDE];
-        all[Self::BESIDE..][..count].fill(fill);
-        Self(all)
+    fn new(count: usize, fill: impl Fn(usize) -> u64) -> Self {
+        let beside = || std::iter::repeat_n(T::UNTOUCHED, Self::BESIDE);
+        Self(beside().chain((0..count).map(|i| T::of(fill(i)))).chain(beside()).collect())
     }
 
-    fn lend(&mut self) -> Lent<u32> {
+    fn lend(&mut self) -> Lent<T> {
         let count = self.elements().len();
         let start = NonNull::from(&mut self.0[Self::BESIDE..]).cast();
         // SAFETY: the vector is not resized, and lives and is let alone until the executor is dropped, which ends all calls.
         unsafe { Lent::new(start, count) }
     }
 
-    fn elements(&self) -> &[u32] {
+    fn elements(&self) -> &[T] {
         &self.0[Self::BESIDE..self.0.len() - Self::BESIDE]
     }
 
     fn is_whole(&self) -> bool {
         let (before, rest) = self.0.split_at(Self::BESIDE);
-        before.iter().chain(&rest[rest.len() - Self::BESIDE..]).all(|x| *x == Self::UNTOUCHED)
+        before.iter().chain(&rest[rest.len() - Self::BESIDE..]).all(|x| *x == T::UNTOUCHED)
     }
 }
 
-fn answer(call: Request<Buffers>) -> Result<(), Error> {
+/// How a request ended; one that is over needs no executor.
+fn answer<B: Send + 'static>(call: Request<B>) -> Result<B, Error> {
     let mut anybody = Executor::new(pcieipc::loopback::group(1, 1, 64).remove(0), Options::default()).unwrap();
-    anybody.wait(call).map(drop).map_err(|failed| failed.error)
+    anybody.wait(call).map_err(|failed| failed.error)
 }
 
 #[test]
@@ -306,7 +397,7 @@ fn whatever_a_peer_writes_into_its_memory_the_answer_is_a_result_or_a_typed_erro
     }
     println!("seeds {first} to {}: {tally:?} in {:?}", seed - 1, begun.elapsed());
     // The runs reach what they are for.
-    assert!(tally.good > 0 && tally.corrupt > 0 && tally.mismatch > 0, "{tally:?}");
+    assert!(tally.good > tally.right && tally.right > 0 && tally.corrupt > 0 && tally.mismatch > 0, "{tally:?}");
 }
 
 #[test]
