@@ -213,14 +213,14 @@ impl<M: Memory> Reader<M> {
         self.rung = 0;
     }
 
-    /// Tells the writer that this side sleeps until there is a record; [`Reader::has_news`] must be asked after this.
+    /// Tells the writer that this side sleeps until there is a record; [`Reader::try_receive`] must be asked once more after this.
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
     /// # let (a, b) = Private::pair(1 << 14);
     /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
     /// reader.arm();
-    /// if !reader.has_news() {
+    /// if reader.try_receive()?.is_none() {
     ///     // ... sleep until the bell ...
     /// }
     /// reader.disarm();
@@ -302,27 +302,6 @@ impl<M: Memory> Reader<M> {
     /// ```
     pub fn heard(&self) -> u64 {
         self.heard
-    }
-
-    /// Whether the writer published something, or ended the ring, since it was last looked at.
-    ///
-    /// ```
-    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
-    /// # let (a, b) = Private::pair(1 << 14);
-    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
-    /// assert!(!reader.has_news());
-    /// writer.try_reserve(8)?;
-    /// let _ = writer.commit(RecordHeader::default(), 8); // true: ring the reader
-    /// assert!(reader.has_news());
-    /// # Ok::<(), pcieipc::ring::Stop>(())
-    /// ```
-    pub fn has_news(&self) -> bool {
-        self.has_record() || !(self.closed || matches!(self.memory.tail().notice(), Ok(None)))
-    }
-
-    /// Whether the writer published a record, in the ring or in a slot, since it was last looked at.
-    fn has_record(&self) -> bool {
-        is_after(self.memory.tail().index(), self.tail) || self.memory.tail().slot(self.number).has(self.number)
     }
 
     /// Whether the writer had left in order when it was last asked for. What it did before that was seen too.

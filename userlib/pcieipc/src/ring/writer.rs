@@ -482,14 +482,14 @@ impl<M: Memory> Writer<M> {
         self.rung = 0;
     }
 
-    /// Tells the reader that this side sleeps until there is room; [`Writer::has_news`] must be asked after this.
+    /// Tells the reader that this side sleeps until there is room; [`Writer::try_reserve`] must be asked once more after this.
     ///
     /// ```
     /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
     /// # let (a, b) = Private::pair(1 << 14);
     /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
     /// writer.arm();
-    /// if !writer.has_news() {
+    /// if writer.try_reserve(100)?.is_none() {
     ///     // ... sleep until the bell ...
     /// }
     /// writer.disarm();
@@ -512,24 +512,6 @@ impl<M: Memory> Writer<M> {
     /// ```
     pub fn disarm(&mut self) {
         self.memory.tail().disarm();
-    }
-
-    /// Whether the reader gave back room of the ring, or ended it, since it was last looked at. A slot that is free again is no news: nobody
-    /// waits for one.
-    ///
-    /// ```
-    /// # use pcieipc::{link::RecordHeader, ring::{Notice, Private, Reader, Writer}};
-    /// # let (a, b) = Private::pair(1 << 14);
-    /// # let (mut writer, mut reader) = (Writer::new(a), Reader::new(b));
-    /// writer.try_reserve(8000)?;
-    /// let _ = writer.commit(RecordHeader::default(), 8000); // true: ring the reader
-    /// reader.try_receive()?;
-    /// let _ = reader.release();
-    /// assert!(writer.has_news(), "room came back");
-    /// # Ok::<(), pcieipc::ring::Stop>(())
-    /// ```
-    pub fn has_news(&self) -> bool {
-        self.memory.head().index() != self.head || !(self.closed || matches!(self.memory.head().notice(), Ok(None)))
     }
 
     /// Whether the reader had left in order when it was last asked for. What it did before that was seen too.
