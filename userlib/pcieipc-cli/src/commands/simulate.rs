@@ -38,7 +38,7 @@ pub struct Simulate {
     /// all-reduce, reduce-scatter, all-gather, reduce, broadcast or all-to-all
     #[arg(long, default_value_t = Collective::AllReduce)]
     collective: Collective,
-    /// Smallest size
+    /// Smallest size, of a rank's larger buffer
     #[arg(long, value_name = "SIZE", default_value = "1K", value_parser = bytes)]
     min: usize,
     /// Largest size
@@ -129,18 +129,18 @@ impl Simulate {
         let sizes = sizes(self.min, self.max, 4)?;
         let mut lines: Vec<(Algorithm, Vec<Row>)> = Vec::new();
         for algorithm in Algorithm::ALL.into_iter().filter(|a| *a != Algorithm::Direct) {
-            let mut row = Vec::new();
-            for &size in &sizes {
-                let Some(p) = sim::predict(machine, self.collective, algorithm, size, self.element.into()) else { continue };
+            // An algorithm that a size has no prediction for is left out: all rows are of all sizes.
+            let row = sizes.iter().map(|&size| {
+                let p = sim::predict(machine, self.collective, algorithm, size, self.element.into())?;
                 let busiest = p.busiest.map_or(String::new(), |(link, part)| format!("{link} ({:.0} %)", part * 100.0));
-                row.push((size, p.us, busiest));
-            }
-            if !row.is_empty() {
+                Some((size, p.us, busiest))
+            });
+            if let Some(row) = row.collect::<Option<Vec<Row>>>() {
                 lines.push((algorithm, row));
             }
         }
         if lines.is_empty() {
-            return Err(Failure::Use(format!("{} has no plans to simulate", self.collective)));
+            return Err(Failure::Use(format!("{} has no plans to simulate, or none that end", self.collective)));
         }
         if let Some(file) = &self.plot {
             let curves: Vec<Line> = lines

@@ -63,6 +63,26 @@ fn every_algorithm_is_right_for_every_group_size_and_count() {
     }
 }
 
+/// What the simulator looks ahead to, beyond what executors serve.
+#[test]
+fn every_algorithm_is_right_for_groups_of_more_than_sixteen() {
+    for n in [17, 33, 64] {
+        let mut checked = 0;
+        for (collective, algorithm) in all_pairs() {
+            let tree = if algorithm == Algorithm::Hierarchical { Tree::groups(&[n - 9, 8, 1]) } else { Tree::flat(n) };
+            let shape = Shape { root: n - 1, peer: n / 2, ..Shape::new(n, n + 1, 4) };
+            let Some(plans) = plans(collective, algorithm, shape, &tree) else { continue };
+            let proof = check(&plans).unwrap_or_else(|flaw| panic!("{collective} {algorithm} {shape:?} {tree}: {flaw}"));
+            assert!(
+                proof.depth <= plans[0].depth && (proof.rank_order || !algorithm.adds_in_rank_order()),
+                "{collective} {algorithm}"
+            );
+            checked += 1;
+        }
+        assert_eq!(checked, 25, "{n} ranks");
+    }
+}
+
 #[test]
 fn a_two_shot_all_reduce_is_right_whatever_the_ranks_own() {
     for n in 3..=16 {

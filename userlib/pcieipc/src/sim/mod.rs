@@ -49,8 +49,9 @@ pub struct Span {
 /// The windows into which a message is cut at most: what more would change is below the model's error.
 const MOST_WINDOWS: usize = 24;
 
-/// Predicts a collective of `bytes` (of `element` bytes each) with an algorithm, or `None` where there is no such plan. Plans for
-/// more ranks than executors serve are made too.
+/// Predicts a collective of `bytes` (of `element` bytes each) with an algorithm, or `None` where there is no such plan. As in nccl-tests and
+/// `pcieipc bench` these are the bytes of a rank's larger buffer, of which a reduce-scatter, all-gather or all-to-all makes a block for each rank. Plans
+/// for more ranks than executors serve are made too.
 ///
 /// ```
 /// use pcieipc::{plan::{Algorithm, Collective}, sim};
@@ -68,7 +69,13 @@ pub fn predict(
     element: usize,
 ) -> Option<Prediction> {
     let ranks = machine.ranks();
-    let count = bytes / element.max(1);
+    let whole = bytes / element.max(1);
+    // A plan counts the elements of one rank's block where it has blocks.
+    let blocks = match collective {
+        Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => ranks.max(1),
+        _ => 1,
+    };
+    let count = whole / blocks;
     let shard = if algorithm == Algorithm::OneShot { count } else { count.div_ceil(ranks) };
     let chunk = (machine.chunk / element.max(1)).max(1).max(shard.div_ceil(MOST_WINDOWS));
     let shape = Shape { align: (64 / element.max(1)).max(1), ..Shape::new(ranks, count, chunk) };
@@ -306,6 +313,21 @@ mod tests {
                 "{n} ranks, {slow} GB/s: {after} against a bound of {bound}, {before} with equal shares"
             );
             assert!(after < before, "{after} {before}");
+        }
+    }
+
+    /// An all-reduce is a reduce-scatter and then an all-gather of a buffer of the same size.
+    #[test]
+    fn sizes_are_those_of_the_larger_buffer_so_two_halves_take_as_long_as_the_whole() {
+        for name in ["four-on-a-switch", "eight-on-a-switch", "sixteen"] {
+            let machine = built_in(name).unwrap();
+            let us = |collective| {
+                let through_rings = Algorithm::ALL.into_iter().filter(|a| *a != Algorithm::Direct);
+                let all = through_rings.filter_map(|a| Some(predict(&machine, collective, a, 64 << 20, 4)?.us));
+                all.fold(f64::INFINITY, f64::min)
+            };
+            let [scatter, gather, whole] = [Collective::ReduceScatter, Collective::AllGather, Collective::AllReduce].map(us);
+            assert!((0.7..1.3).contains(&((scatter + gather) / whole)), "{name}: {scatter} and {gather} us, {whole} us");
         }
     }
 

@@ -257,6 +257,22 @@ fn places(plan: &Plan, phase: usize, step: &Step) -> Result<(), Flaw> {
             return bad(format!("{target:?} is stored to twice"));
         }
     }
+    // An executor asks a link for one record and for room for one at a time.
+    let of = |source: &Source| match *source {
+        Source::Link { from, .. } | Source::Signal(from) => Some(from),
+        _ => None,
+    };
+    let to = |target: &Target| match *target {
+        Target::Link { to, .. } | Target::Signal(to) => Some(to),
+        _ => None,
+    };
+    let (ins, outs): (Vec<Rank>, Vec<Rank>) =
+        (step.sources.iter().filter_map(of).collect(), step.targets.iter().filter_map(to).collect());
+    for (way, ranks) in [("from", &ins), ("to", &outs)] {
+        if let Some(rank) = (1..ranks.len()).find(|&i| ranks[..i].contains(&ranks[i])).map(|i| ranks[i]) {
+            return bad(format!("two records {way} rank {rank} in one step"));
+        }
+    }
     let data = |s: &&Source| !matches!(s, Source::Signal(_));
     if (step.len > 0) != step.sources.iter().any(|s| data(&s))
         || (step.len > 0) != step.targets.iter().any(|t| !matches!(t, Target::Signal(_)))

@@ -57,6 +57,20 @@ fn a_missing_target_is_found() {
     assert_eq!(changed, ALL);
 }
 
+/// Both sides agree on it, so nothing else about these plans is wrong.
+#[test]
+fn two_records_of_one_rank_in_a_step_are_found() {
+    let mut both = plans(Algorithm::OneShot, 2, 8, 8);
+    let sends = |step: &&mut Step| step.targets.iter().any(|t| matches!(t, Target::Link { .. }));
+    let takes = |step: &&mut Step| step.sources.iter().any(|s| matches!(s, Source::Link { .. }));
+    both[0].phases.iter_mut().flatten().find(sends).unwrap().targets.push(Target::Signal(1));
+    both.iter_mut().for_each(|plan| plan.depth += 1);
+    assert!(matches!(check(&both), Err(Flaw::Place { rank: 0, what, .. }) if what == "two records to rank 1 in one step"));
+    let mut both = plans(Algorithm::OneShot, 2, 8, 8);
+    both[1].phases.iter_mut().flatten().find(takes).unwrap().sources.push(Source::Signal(0));
+    assert!(matches!(check(&both), Err(Flaw::Place { rank: 1, what, .. }) if what == "two records from rank 0 in one step"));
+}
+
 #[test]
 fn a_source_taken_twice_is_found() {
     let changed = every_change_is_found(|step| match step.sources.first().copied() {
