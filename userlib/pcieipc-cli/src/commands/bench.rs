@@ -31,7 +31,7 @@ pub struct Bench {
     /// Each size is so many times the one before
     #[arg(long, value_name = "F", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Choose algorithms by what `pcieipc tune` has stored for this machine
+    /// Choose algorithms by what was measured of this machine, now (about two seconds) if it never was
     #[arg(long, conflicts_with = "algorithm")]
     tuned: bool,
     /// Checked mode: every record carries a CRC-32C, and only what matches it is reduced
@@ -52,7 +52,7 @@ pub struct Bench {
     /// Comma-separated values on standard output instead of the table
     #[arg(long)]
     csv: bool,
-    /// Also draw time and bandwidth against size
+    /// Also draw time against size
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Run Open MPI and Gloo too, where they are installed, in turn with this, and print ratios (all-reduce, f32, sum)
@@ -94,12 +94,7 @@ pub fn sizes(min: usize, max: usize, factor: usize) -> Result<Vec<usize>, Failur
 impl Bench {
     pub fn run(self) -> Result<(), Failure> {
         let interruption = Interruption::catch()?;
-        let calibration = match self.tuned {
-            false => None,
-            true => Some(tune::stored(&tune::key(&Live::default(), &[])).ok_or_else(|| {
-                Failure::Use("nothing is stored for this machine; run `pcieipc tune` first, or leave --tuned away".into())
-            })?),
-        };
+        let calibration = if self.tuned { Some(super::tune::calibration(&tune::key(&Live::default(), &[]))?) } else { None };
         let job = self.workload.job(sizes(self.min, self.max, self.factor as usize)?)?;
         let job = Job { calibration, checked: self.checked, time: self.time, check: !self.no_check, ..job };
         if self.compare {

@@ -79,13 +79,14 @@ impl Tune {
         let before = if self.again { None } else { tune::stored(&key) };
         let calibration = match before {
             Some(found) => found,
-            None => {
+            None if self.again => {
                 // Ranks meet below it, so that what is deleted is theirs alone.
                 let meeting = Scratch::new()?;
                 let found = Calibration::measure(&meeting.path().join("tune"))?;
                 tune::store(&key, &found)?;
                 found
             }
+            None => self::calibration(&key)?,
         };
         let tuner = Tuner::new(tree.clone(), ranks, calibration).over(ways.clone());
         let sizes = sizes(self.min, self.max, 2)?;
@@ -167,6 +168,14 @@ impl Tune {
             "calibration": calibration, "rows": rows,
         })
     }
+}
+
+/// This machine's, measured on first use, which is said.
+pub fn calibration(key: &str) -> Result<Calibration, Failure> {
+    if tune::stored(key).is_none() {
+        eprintln!("measuring this machine, once ...");
+    }
+    Ok(tune::stored_or_measured(key)?)
 }
 
 fn gbps(megabytes: u32) -> String {

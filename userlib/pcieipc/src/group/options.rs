@@ -90,19 +90,20 @@ impl GroupOptions {
         }
     }
 
-    /// With the calibration that `pcieipc tune` has stored for this machine and these endpoints (none over shared memory), if
-    /// there is one. All ranks must find the same one; they compare it when they meet.
+    /// With this machine's calibration for these endpoints (none over shared memory): the stored one, or, on first use, one that is measured
+    /// now, which takes about two seconds, and stored. Ranks that come at once measure once and get the same; they compare it when they meet. Nothing is
+    /// measured where there are more ranks than processors, for which nothing is predicted; without one the group also goes where nothing can be stored.
     ///
-    /// ```
+    /// ```no_run
     /// use pcieipc::group::GroupOptions;
     ///
     /// let options = GroupOptions::new(0, 2, "/run/user/1000/my-group").tuned(&[]);
     /// if options.executor.calibration.is_none() {
-    ///     println!("nothing is stored; run `pcieipc tune`");
+    ///     println!("nothing could be measured; `pcieipc tune` says why");
     /// }
     /// ```
     pub fn tuned(mut self, endpoints: &[Address]) -> Self {
-        self.executor.calibration = tune::stored(&tune::key(&Live::default(), endpoints));
+        self.executor.calibration = tune::on_first_use(&Live::default(), endpoints, self.ranks);
         self
     }
 

@@ -6,8 +6,13 @@ use std::{
     io::{ErrorKind, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Calibration, RECORDS};
@@ -19,6 +24,8 @@ use crate::{
 
 /// No calibration is longer.
 const LONGEST: u64 = 64 << 10;
+/// How long another process may measure.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
@@ -85,6 +92,86 @@ pub fn store(key: &str, calibration: &Calibration) -> Result<PathBuf> {
     store_in(&directory()?, key, calibration)
 }
 
+/// The calibration that is stored for a key; where there is none, this machine is measured first, which takes about two seconds, and what was
+/// found is stored. Processes that come at once measure once: one does, the others wait for it, and all give what was stored.
+///
+/// ```no_run
+/// # fn main() -> pcieipc::Result<()> {
+/// use pcieipc::{topology::Live, tune};
+///
+/// let found = tune::stored_or_measured(&tune::key(&Live::default(), &[]))?;
+/// println!("a step takes {} ns", found.step_ns);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`Calibration::measure`] and [`store`]; `Argument` where another process measures for more than 30 s.
+pub fn stored_or_measured(key: &str) -> Result<Calibration> {
+    stored_or(&directory()?, key, PATIENCE, Calibration::measure)
+}
+
+/// What a group of so many ranks takes on first use; `None` where there is nothing, and nothing to be had.
+pub(crate) fn on_first_use(source: &dyn Source, endpoints: &[Address], ranks: usize) -> Option<Calibration> {
+    let key = key(source, endpoints);
+    if ranks > super::measure::processors() { stored(&key) } else { stored_or_measured(&key).ok() }
+}
+
+/// [`stored_or_measured`] with anything that measures, in a directory that it may make and must delete.
+pub(super) fn stored_or(
+    directory: &Path,
+    key: &str,
+    patience: Duration,
+    measure: impl FnOnce(&Path) -> Result<Calibration>,
+) -> Result<Calibration> {
+    if let Some(found) = stored_in(directory, key) {
+        return Ok(found);
+    }
+    // The kernel lets go of it when this process ends, however that is.
+    let _alone = alone(directory, key, patience)?;
+    if let Some(found) = stored_in(directory, key) {
+        return Ok(found);
+    }
+    let meeting = directory.join(name(key)).with_extension("measuring");
+    // Of a process that was killed while it measured.
+    let _ = fs::remove_dir_all(&meeting);
+    store_in(directory, key, &measure(&meeting)?)?;
+    // What is stored is what all others get.
+    stored_in(directory, key).ok_or_else(|| Error::Argument(format!("what was stored in {} is gone", directory.display())))
+}
+
+/// Waits until no other process measures for this key.
+fn alone(directory: &Path, key: &str, patience: Duration) -> Result<Flock<File>> {
+    make(directory)?;
+    let path = directory.join(name(key)).with_extension("lock");
+    let open = || File::options().create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path);
+    let mut file = open().map_err(failed("open", hint(directory)))?;
+    let begun = Instant::now();
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((again, Errno::EWOULDBLOCK)) if begun.elapsed() < patience => file = again,
+            Err((_, Errno::EWOULDBLOCK)) => {
+                return Err(Error::Argument(format!(
+                    "another process has measured for {patience:?}; see who holds {}",
+                    path.display()
+                )));
+            }
+            Err((_, error)) => return Err(failed("flock", hint(directory))(error.into())),
+        }
+        // Asleep, so that what is measured is not this wait.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn make(directory: &Path) -> Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed("mkdir", hint(directory)))
+}
+
+fn hint(directory: &Path) -> String {
+    format!("give a directory that you can write to in XDG_CACHE_HOME, instead of {}", directory.display())
+}
+
 pub(super) fn stored_in(directory: &Path, key: &str) -> Option<Calibration> {
     let mut bytes = Vec::new();
     // Not a pipe that somebody left there: that would be waited for.
@@ -95,14 +182,13 @@ pub(super) fn stored_in(directory: &Path, key: &str) -> Option<Calibration> {
 }
 
 pub(super) fn store_in(directory: &Path, key: &str, calibration: &Calibration) -> Result<PathBuf> {
-    let hint = || format!("give a directory that you can write to in XDG_CACHE_HOME, instead of {}", directory.display());
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed("mkdir", hint()))?;
+    make(directory)?;
     let path = directory.join(name(key));
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
     let text = serde_json::to_vec_pretty(&Stored { key: key.to_owned(), calibration: *calibration })
-        .map_err(|e| failed("write", hint())(e.into()))?;
+        .map_err(|e| failed("write", hint(directory))(e.into()))?;
     match fs::remove_file(&partial) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("unlink", hint())(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("unlink", hint(directory))(error)),
         _ => {}
     }
     let write = || {
@@ -113,7 +199,7 @@ pub(super) fn store_in(directory: &Path, key: &str, calibration: &Calibration) -
     };
     write().map_err(|error| {
         let _ = fs::remove_file(&partial);
-        failed("write", hint())(error)
+        failed("write", hint(directory))(error)
     })?;
     Ok(path)
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which algorithm and chunk a collective takes, by what the simulator says of this machine.
 //!
-//! [`Calibration::measure`] takes a second or two and gives a few whole numbers; [`store`] keeps them for this machine. From them, the tree of
+//! [`Calibration::measure`] takes a second or two and gives a few whole numbers; [`store`] keeps them for this machine, and [`stored_or_measured`]
+//! does both on first use. From them, the tree of
 //! ranks and the size of a message, [`Tuner::choice`] is a pure function, so all ranks that hold the same numbers choose
 //! the same. Ranks compare the numbers when they meet. Only plans that add in rank order are candidates: a choice never changes bits.
 //!
@@ -9,7 +10,7 @@
 //! use pcieipc::group::{Group, GroupOptions};
 //!
 //! # fn main() -> pcieipc::Result<()> {
-//! // What `pcieipc tune` has stored for this machine, if anything.
+//! // What is stored for this machine, which is measured first where nothing is.
 //! let group = Group::meet(GroupOptions::new(0, 2, "/run/user/1000/my-group").tuned(&[]))?;
 //! # Ok(())
 //! # }
@@ -19,8 +20,8 @@ mod cache;
 mod measure;
 mod ways;
 
-pub(crate) use cache::key_in;
-pub use cache::{key, store, stored};
+pub use cache::{key, store, stored, stored_or_measured};
+pub(crate) use cache::{key_in, on_first_use};
 pub use ways::Ways;
 
 use serde::{Deserialize, Serialize};

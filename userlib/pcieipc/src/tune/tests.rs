@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
 use super::*;
 
 const USUAL: Calibration =
@@ -177,6 +182,43 @@ fn rates_of_records_between_two_that_were_measured_lie_between_theirs() {
     // Half of the doublings: half of the nanoseconds between 1 and 0.5.
     assert_eq!(rate(2048), (1e3 / 0.75f64).round());
     assert_eq!((rate(1), rate(0), rate(usize::MAX)), (1_000.0, 1_000.0, 9_000.0));
+}
+
+#[test]
+fn who_comes_first_measures_and_all_others_wait_and_get_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let (below, measured) = (directory.path().join("not/there/yet"), AtomicUsize::new(0));
+    let far = Duration::from_secs(60);
+    let first_use = || {
+        cache::stored_or(&below, "key", far, |meeting| {
+            assert!(!meeting.exists() && meeting.parent() == Some(below.as_path()));
+            let number = measured.fetch_add(1, Ordering::Relaxed) as u32;
+            std::thread::sleep(Duration::from_millis(50));
+            Ok(Calibration { step_ns: 100 + number, ..USUAL })
+        })
+    };
+    let found: Vec<_> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..8).map(|_| scope.spawn(first_use)).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+    });
+    assert_eq!((found, measured.load(Ordering::Relaxed)), (vec![USUAL; 8], 1));
+    assert_eq!(first_use().unwrap(), USUAL);
+    assert_eq!(measured.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_measurement_that_fails_or_takes_too_long_is_an_error_and_the_next_one_may_measure() {
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path();
+    let fails = |_: &std::path::Path| Err(crate::Error::Argument("a busy machine".into()));
+    assert!(cache::stored_or(below, "key", Duration::ZERO, fails).is_err());
+    // Somebody else measures meanwhile.
+    let inner = cache::stored_or(below, "key", Duration::ZERO, |_| {
+        assert!(cache::stored_or(below, "key", Duration::from_millis(30), |_| Ok(USUAL)).is_err());
+        Ok(Calibration { step_ns: 7, ..USUAL })
+    });
+    assert_eq!(inner.unwrap().step_ns, 7);
+    assert_eq!(cache::stored_or(below, "key", Duration::ZERO, fails).unwrap().step_ns, 7);
 }
 
 #[test]
