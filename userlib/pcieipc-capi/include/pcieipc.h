@@ -148,7 +148,7 @@ typedef struct pcieipc_options {
   uint32_t algorithm;
   // Not 0: a thread of the group goes on with started calls while the caller computes.
   uint32_t helper_thread;
-  // Not 0: choose algorithms by what `pcieipc tune` has stored for this machine, if anything; the same on all ranks.
+  // Not 0: choose algorithms by what was measured of this machine, at first use (about two seconds); the same on all ranks.
   uint32_t tuned;
   // Not 0: a checksum in every record, compared on the bytes that are combined; the same on all ranks.
   uint32_t checked;
@@ -171,7 +171,8 @@ typedef struct pcieipc_agreement {
   uint32_t reserved;
 } pcieipc_agreement;
 
-// A call to start. Set everything to zero, then `size` to `sizeof(struct pcieipc_call)`, then what the collective needs.
+// A call to start. Set everything to zero, then `size` to `sizeof(struct pcieipc_call)`, then what the collective needs: fields that later
+// versions add are found by `size`.
 typedef struct pcieipc_call {
   // Bytes of this struct.
   size_t size;

@@ -3,6 +3,7 @@
 
 use std::{
     ffi::{c_char, CStr},
+    mem::offset_of,
     time::Duration,
 };
 
@@ -13,7 +14,10 @@ use pcieipc::{
     Error,
 };
 
-use crate::status::{answer, bad, pcieipc_status};
+use crate::{
+    growing::{self, Growing},
+    status::{answer, bad, pcieipc_status},
+};
 
 /// How the ranks of a group reach each other.
 #[repr(C)]
@@ -51,7 +55,7 @@ pub struct pcieipc_options {
     pub algorithm: u32,
     /// Not 0: a thread of the group goes on with started calls while the caller computes.
     pub helper_thread: u32,
-    /// Not 0: choose algorithms by what `pcieipc tune` has stored for this machine, if anything; the same on all ranks.
+    /// Not 0: choose algorithms by what was measured of this machine, at first use (about two seconds); the same on all ranks.
     pub tuned: u32,
     /// Not 0: a checksum in every record, compared on the bytes that are combined; the same on all ranks.
     pub checked: u32,
@@ -76,6 +80,18 @@ pub struct pcieipc_agreement {
     pub reserved: u32,
 }
 
+// SAFETY: it begins with its size, and zero is good for integers and pointers.
+unsafe impl Growing for pcieipc_options {
+    const NAME: &'static str = "options";
+    const OLDEST: usize = offset_of!(Self, degraded_link_is_error) + size_of::<u32>();
+}
+
+// SAFETY: as above.
+unsafe impl Growing for pcieipc_agreement {
+    const NAME: &'static str = "out";
+    const OLDEST: usize = offset_of!(Self, reserved) + size_of::<u32>();
+}
+
 /// One rank's membership in a group. Not for use by two threads at once.
 pub struct pcieipc_group {
     pub(crate) inner: Group,
@@ -88,9 +104,6 @@ pub(crate) unsafe fn group<'a>(group: *mut pcieipc_group) -> Result<&'a mut Grou
 }
 
 fn options(given: &pcieipc_options) -> Result<GroupOptions, Error> {
-    if given.size != size_of::<pcieipc_options>() {
-        return Err(bad(format!("options of {} bytes, this library's have {}", given.size, size_of::<pcieipc_options>())));
-    }
     if given.directory.is_null() {
         return Err(bad("options.directory is NULL: name a private directory in which the ranks meet"));
     }
@@ -134,10 +147,10 @@ unsafe fn enter(
 ) -> pcieipc_status {
     answer(|| {
         // SAFETY: the caller's promise.
-        let (given, out) = unsafe { (given.as_ref(), out.as_mut()) };
-        let (Some(given), Some(out)) = (given, out) else { return Err(bad("options or out is NULL")) };
+        let Some(out) = (unsafe { out.as_mut() }) else { return Err(bad("out is NULL")) };
         *out = std::ptr::null_mut();
-        let inner = how(options(given)?)?;
+        // SAFETY: the caller's promise, for as many bytes as it says.
+        let inner = how(options(&unsafe { growing::read(given)? })?)?;
         *out = Box::into_raw(Box::new(pcieipc_group { inner }));
         Ok(())
     })
@@ -219,14 +232,15 @@ pub unsafe extern "C" fn pcieipc_group_agree(
     out: *mut pcieipc_agreement,
 ) -> pcieipc_status {
     answer(|| {
+        // Before all agree: what is wrong with `out` is told first.
         // SAFETY: the C caller passes NULL or a valid pointer.
-        let out = unsafe { out.as_mut() }.filter(|out| out.size == size_of::<pcieipc_agreement>());
-        let Some(out) = out else { return Err(bad("out is NULL, or its size is not that of this library's struct")) };
+        let mut all = unsafe { growing::read(out.cast_const())? };
         // SAFETY: as promised to `group`.
         let agreed = unsafe { group(of)? }.agree(ok != 0, Duration::from_millis(timeout_ms.into()))?;
         let bits = |ranks: &[usize]| ranks.iter().fold(0, |bits, rank| bits | 1u32 << rank);
-        (out.ok, out.failed, out.returned, out.reserved) = (agreed.ok.into(), bits(&agreed.failed), bits(&agreed.returned), 0);
-        Ok(())
+        (all.ok, all.failed, all.returned, all.reserved) = (agreed.ok.into(), bits(&agreed.failed), bits(&agreed.returned), 0);
+        // SAFETY: as above.
+        unsafe { growing::write(out, &all) }
     })
 }
 

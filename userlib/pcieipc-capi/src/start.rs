@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Calls that return at once, and requests that stand for them.
 
-use std::{ffi::c_void, ptr::NonNull, time::Duration};
+use std::{ffi::c_void, mem::offset_of, ptr::NonNull, time::Duration};
 
 use half::{bf16, f16};
 use pcieipc::{
@@ -14,6 +14,7 @@ use pcieipc::{
 use crate::{
     collectives::{check, for_kind, kind, op, total},
     group::{group, pcieipc_group},
+    growing::{self, Growing},
     status::{answer, bad, pcieipc_status},
 };
 
@@ -41,7 +42,8 @@ pub enum pcieipc_collective {
     Barrier = 9,
 }
 
-/// A call to start. Set everything to zero, then `size` to `sizeof(struct pcieipc_call)`, then what the collective needs.
+/// A call to start. Set everything to zero, then `size` to `sizeof(struct pcieipc_call)`, then what the collective needs: fields that later
+/// versions add are found by `size`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct pcieipc_call {
@@ -63,6 +65,12 @@ pub struct pcieipc_call {
     pub count: usize,
     /// How long the whole call may take, from its start on, in milliseconds.
     pub timeout_ms: u32,
+}
+
+// SAFETY: it begins with its size, and zero is good for integers and pointers.
+unsafe impl Growing for pcieipc_call {
+    const NAME: &'static str = "call";
+    const OLDEST: usize = offset_of!(Self, timeout_ms) + size_of::<u32>();
 }
 
 /// Longer than any call's own timeout.
@@ -172,18 +180,16 @@ pub unsafe extern "C" fn pcieipc_start(
 ) -> pcieipc_status {
     answer(|| {
         // SAFETY: NULL or valid, as the C caller promises.
-        let (call, out) = unsafe { (call.as_ref(), out.as_mut()) };
-        let (Some(call), Some(out)) = (call, out) else { return Err(bad("call or out is NULL")) };
+        let Some(out) = (unsafe { out.as_mut() }) else { return Err(bad("out is NULL")) };
         *out = std::ptr::null_mut();
-        if call.size != size_of::<pcieipc_call>() {
-            return Err(bad(format!("a call of {} bytes, this library's have {}", call.size, size_of::<pcieipc_call>())));
-        }
+        // SAFETY: as above, for as many bytes as it says.
+        let call = unsafe { growing::read(call)? };
         // SAFETY: the C caller passes a group that it has not left, from one thread at a time.
         let group = unsafe { group(of)? };
         // A barrier has no elements.
         let element = if call.collective == pcieipc_collective::Barrier as u32 { 0 } else { call.element };
         // SAFETY: the C caller leaves the buffers to the library until the request is done.
-        let request = for_kind!(element, T => unsafe { start::<T>(group, call)? });
+        let request = for_kind!(element, T => unsafe { start::<T>(group, &call)? });
         *out = Box::into_raw(Box::new(pcieipc_request { state: State::InFlight(request) }));
         Ok(())
     })

@@ -4,10 +4,13 @@
 use std::{
     cell::RefCell,
     ffi::{c_char, CString},
+    mem::offset_of,
     panic::{catch_unwind, AssertUnwindSafe},
 };
 
 use pcieipc::Error;
+
+use crate::growing::{self, Growing};
 
 /// What a call answered.
 #[repr(C)]
@@ -58,6 +61,12 @@ pub struct pcieipc_error {
     pub endpoint: i64,
     /// The life of that endpoint that was in use, or 0.
     pub generation: u64,
+}
+
+// SAFETY: it begins with its size, and zero is good for integers.
+unsafe impl Growing for pcieipc_error {
+    const NAME: &'static str = "out";
+    const OLDEST: usize = offset_of!(Self, generation) + size_of::<u64>();
 }
 
 impl pcieipc_error {
@@ -138,12 +147,11 @@ pub extern "C" fn pcieipc_last_error() -> *const c_char {
 #[no_mangle]
 pub unsafe extern "C" fn pcieipc_last_error_detail(out: *mut pcieipc_error) -> pcieipc_status {
     // SAFETY: NULL or valid, as the C caller promises.
-    match unsafe { out.as_mut() } {
-        Some(out) if out.size == size_of::<pcieipc_error>() => {
-            *out = LAST.with(|last| last.borrow().1);
-            pcieipc_status::Ok
-        }
-        _ => pcieipc_status::Argument,
+    let stored = unsafe { growing::write(out, &LAST.with(|last| last.borrow().1)) };
+    if stored.is_ok() {
+        pcieipc_status::Ok
+    } else {
+        pcieipc_status::Argument
     }
 }
 
