@@ -132,7 +132,7 @@ impl Recording {
         self.ranks.iter().flat_map(|of| of.steps.iter().map(|step| (of.rank, step)))
     }
 
-    /// Microseconds that each rank waited, combined and published, over all traced steps.
+    /// Microseconds that each rank waited, combined and published, over the steps that were kept.
     pub fn totals(&self, rank: usize) -> [f64; 3] {
         let mut totals = [0.0; 3];
         for (_, step) in self.steps().filter(|(of, _)| *of == rank) {

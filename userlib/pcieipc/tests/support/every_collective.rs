@@ -61,6 +61,25 @@ pub fn every_collective(group: &mut Group, count: usize, patience: Duration) {
     group.all_reduce_registered(&mut registered, Op::Sum, patience).unwrap();
     assert_eq!(registered.to_vec(), sum, "all-reduce of registered buffers, {count}");
 
+    let mut registered = group.register::<i64>(n * count, patience).unwrap();
+    registered.copy_from_slice(&own);
+    block.fill(-1);
+    group.reduce_scatter_registered(&mut registered, &mut block, Op::Sum, patience).unwrap();
+    assert_eq!(block, (0..count).map(|i| total(rank * count + i)).collect::<Vec<_>>(), "reduce-scatter of registered, {count}");
+
+    registered.fill(-1);
+    registered[rank * count..][..count].copy_from_slice(&own[..count]);
+    group.all_gather_registered(&mut registered, patience).unwrap();
+    assert_eq!(registered.to_vec(), (0..n).flat_map(|r| of(r, 0)).collect::<Vec<_>>(), "all-gather of registered, {count}");
+
+    registered.copy_from_slice(&own);
+    group.broadcast_registered(&mut registered, root, patience).unwrap();
+    assert_eq!(
+        registered.to_vec(),
+        (0..n * count).map(|at| value(root, at)).collect::<Vec<_>>(),
+        "broadcast of registered, {count}"
+    );
+
     // Several in flight, of different kinds, waited for in another order than they were begun.
     let first = group.start_all_reduce(of(rank, 0), Op::Sum, patience).unwrap();
     let second = group.start_broadcast(of(rank, 0), root, patience).unwrap();
