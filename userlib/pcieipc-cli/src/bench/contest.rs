@@ -58,7 +58,7 @@ impl Contest {
                         return Err(Failure::Run("interrupted".into()));
                     }
                     let Some(&(_, memory)) = OURS.get(which) else {
-                        let us = peers[which - OURS.len()].measure(size, job.time, &folder, || interruption.came())?;
+                        let us = peers[which - OURS.len()].measure(size, job.time, folder.path(), || interruption.came())?;
                         times.entry((which, size)).or_default().push(us);
                         continue;
                     };

@@ -107,7 +107,7 @@ impl Peer {
         &mut self,
         size: usize,
         time: Duration,
-        folder: &Scratch,
+        folder: &Path,
         interrupted: impl Fn() -> bool,
     ) -> Result<f64, Failure> {
         let name = self.name;
@@ -115,7 +115,7 @@ impl Peer {
             Some(running) => running,
             none => {
                 // A name for its turns alone.
-                let turns = folder.path().join(name.replace(' ', "-"));
+                let turns = folder.join(name.replace(' ', "-"));
                 fs::create_dir(&turns).map_err(|e| Failure::Run(format!("{}: {e}", turns.display())))?;
                 let mut command = Command::new(&self.program);
                 command.args(&self.arguments).arg(time.as_secs_f64().to_string()).arg(&turns);
@@ -232,8 +232,8 @@ mod tests {
     use super::*;
 
     /// A program that answers each turn by what `answer` does with it.
-    fn peer(folder: &Scratch, answer: &str) -> Peer {
-        let script = folder.path().join("peer.sh");
+    fn peer(folder: &Path, answer: &str) -> Peer {
+        let script = folder.join("peer.sh");
         let text = format!(
             "n=0\nwhile :; do\n  while [ ! -e $2/turn-$n ]; do sleep 0.01; done\n  size=$(cat $2/turn-$n); n=$((n + 1))\n  \
              [ $size != 0 ] || exit 0\n  {answer}\ndone\n"
@@ -243,16 +243,16 @@ mod tests {
         Peer { name: "a peer", version: String::new(), program: "sh".into(), arguments, environment: vec![], running: None }
     }
 
-    fn measured(peer: &mut Peer, size: usize, folder: &Scratch) -> Result<f64, Failure> {
+    fn measured(peer: &mut Peer, size: usize, folder: &Path) -> Result<f64, Failure> {
         peer.measure(size, Duration::ZERO, folder, || false)
     }
 
     #[test]
     fn one_process_answers_all_sizes_and_what_else_it_says_is_left_out() {
-        let folder = Scratch::new().unwrap();
-        let mut peer = peer(&folder, "echo hello; echo $size $$");
-        let process = measured(&mut peer, 64, &folder).unwrap();
-        assert_eq!(measured(&mut peer, 128, &folder).unwrap().to_bits(), process.to_bits());
+        let folder = tempfile::tempdir().unwrap();
+        let mut peer = peer(folder.path(), "echo hello; echo $size $$");
+        let process = measured(&mut peer, 64, folder.path()).unwrap();
+        assert_eq!(measured(&mut peer, 128, folder.path()).unwrap().to_bits(), process.to_bits());
         drop(peer);
         let gone = nix::sys::signal::kill(Pid::from_raw(process as i32), None);
         assert_eq!(gone, Err(nix::errno::Errno::ESRCH));
@@ -260,14 +260,14 @@ mod tests {
 
     #[test]
     fn one_that_ends_is_an_error_with_its_last_words() {
-        let folder = Scratch::new().unwrap();
-        let failure = measured(&mut peer(&folder, "echo lost its way >&2; exit 3"), 64, &folder).unwrap_err();
+        let folder = tempfile::tempdir().unwrap();
+        let failure = measured(&mut peer(folder.path(), "echo lost its way >&2; exit 3"), 64, folder.path()).unwrap_err();
         assert!(failure.to_string().contains("64 bytes: it ended:\nlost its way"), "{failure}");
     }
 
     #[test]
     fn one_that_hangs_is_ended_with_its_children() {
-        let folder = Scratch::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let turns = folder.path().join("turns");
         fs::create_dir(&turns).unwrap();
         let mut command = Command::new("sh");

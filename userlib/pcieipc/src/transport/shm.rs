@@ -189,7 +189,10 @@ impl Wire for Shm {
 
 #[cfg(test)]
 mod tests {
-    use nix::fcntl::{FallocateFlags, fallocate};
+    use nix::{
+        fcntl::{FallocateFlags, fallocate},
+        sys::stat::fstat,
+    };
 
     use super::*;
 
