@@ -311,7 +311,9 @@ impl<W: Wire> RankLinks<W> {
                 Pause::Sleep => {
                     let begun = Instant::now();
                     let ready = self.sleep(wants, what, deadline, early)?;
-                    return Ok((!ready).then(|| begun.elapsed()));
+                    let waited = begun.elapsed();
+                    self.patience.slept(waited);
+                    return Ok((!ready).then_some(waited));
                 }
             }
             looks += 1;
@@ -328,7 +330,6 @@ impl<W: Wire> RankLinks<W> {
 
     fn sleep(&mut self, wants: &[Want], what: &'static str, deadline: Instant, early: bool) -> Result<bool> {
         self.settle()?;
-        self.patience.was_long();
         loop {
             self.look_around(what)?;
             let rung = self.counters.wakeups;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How long a rank looks at a ring before it sleeps.
 
+use std::time::Duration;
+
 use nix::{
     sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
@@ -12,11 +14,15 @@ use crate::sys::Life;
 const MOST_SPINS: u32 = 1000;
 /// Looks without a pause before them: a short message comes within them, and a pause would be a good part of its time.
 const KEEN: u32 = 64;
+/// A wait that ended asleep, but before this, was not worth it: with 50 µs of looks before it, it would have cost its processor a twentieth more,
+/// and most of it was the time that it takes to fall asleep and to be woken.
+const WORTH_SLEEP: Duration = Duration::from_millis(1);
 /// Looks between two looks at peers and endpoints.
 pub const LOOKS_BETWEEN_CHECKS: u32 = 32;
 
-/// Spins first, then lets others run, then sleeps. Learns: waits that end while spinning raise the bound for the next, waits
-/// that end asleep lower it, so that a group that waits for long does not burn its processors.
+/// Spins first, then lets others run, then sleeps. Learns: long waits lower the bound for the next, so that a group that waits for long does
+/// not burn its processors; short ones raise it, also those that ended asleep. Otherwise two ranks that were held up once would go on
+/// waking each other, each because the other one slept, where both could look.
 #[derive(Debug)]
 pub struct Patience {
     most_spins: u32,
@@ -68,9 +74,13 @@ impl Patience {
         self.spins = (self.spins * 2).clamp(16, self.most_spins);
     }
 
-    /// The wait ended asleep.
-    pub fn was_long(&mut self) {
-        self.spins = (self.spins / 2).max(16);
+    /// The wait ended asleep, after so long. Where ranks share processors the other one runs only while this one sleeps.
+    pub fn slept(&mut self, waited: Duration) {
+        if waited < WORTH_SLEEP && !self.is_crowded() {
+            self.was_short();
+        } else {
+            self.spins = (self.spins / 2).max(16);
+        }
     }
 }
 
@@ -92,7 +102,9 @@ fn together(here: usize, own: CpuSet, others: impl Iterator<Item = CpuSet>) -> u
 
 #[cfg(test)]
 mod tests {
-    use super::{CpuSet, Patience, Pause, together};
+    use std::time::Duration;
+
+    use super::{CpuSet, Patience, Pause, WORTH_SLEEP, together};
 
     fn set(cpus: &[usize]) -> CpuSet {
         let mut set = CpuSet::new();
@@ -115,7 +127,7 @@ mod tests {
         let looks = |p: &Patience| (0..).find(|n| p.after(*n) == Pause::Sleep).unwrap();
         let first = looks(&patience);
         for _ in 0..20 {
-            patience.was_long();
+            patience.slept(WORTH_SLEEP);
         }
         let last = looks(&patience);
         assert!(last < first && last >= 16, "{first} then {last}");
@@ -123,5 +135,27 @@ mod tests {
             patience.was_short();
         }
         assert_eq!(looks(&patience), first);
+    }
+
+    #[test]
+    fn two_ranks_that_were_held_up_do_not_go_on_waking_each_other() {
+        let looks = |p: &Patience| (0..).find(|n| p.after(*n) == Pause::Sleep).unwrap();
+        let mut patience = Patience::new(2, 2);
+        let first = looks(&patience);
+        for _ in 0..20 {
+            patience.slept(Duration::from_secs(1));
+        }
+        assert!(looks(&patience) < first / 10);
+        // As long as it takes to wake the other one.
+        for _ in 0..20 {
+            patience.slept(Duration::from_micros(100));
+        }
+        assert_eq!(looks(&patience), first);
+        let mut crowded = Patience::new(4, 2);
+        let first = looks(&crowded);
+        for _ in 0..20 {
+            crowded.slept(Duration::from_micros(100));
+        }
+        assert!(looks(&crowded) < first, "it keeps the other one from its processor");
     }
 }
