@@ -195,6 +195,8 @@ impl Arguments {
     fn vfio_user(&mut self, number: u32, sockets: &Path, mut device: serde_json::Value) {
         device["driver"] = json!("vfio-user-pci");
         device["id"] = json!(format!("ep{number}"));
+        // A server that a busy host does not let run for QEMU's five seconds would be an endpoint that does not answer.
+        device["x-msg-timeout"] = json!(60_000);
         device["socket"] = json!({ "type": "unix", "path": sockets.join(format!("ep{number}.sock")) });
         self.pair("-device", device.to_string());
     }
