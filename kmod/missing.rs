@@ -90,12 +90,13 @@ impl Endpoint {
         self.keep_others_off();
     }
 
-    /// DEAD or GONE, for good, but it did not answer when it was taken off the bus: when it answers again it is taken off once more. Does nothing while somebody else holds its locks, as a reset does.
+    /// DEAD or GONE, for good, but it did not answer when it was taken off the bus: when it answers again it is taken off once more. Does
+    /// nothing while somebody else holds its locks, as a reset does.
     pub(crate) fn silence_late(&self) {
         if self.restless.load(Relaxed) != UNHEARD || self.is_removed() {
             return;
         }
-        // SAFETY: The endpoint holds a reference to the device.
+        // SAFETY: The device is valid as long as `self`, which holds a reference and outlives the lock.
         let Some(_lock) = (unsafe { Locked::new(self.pci()) }) else {
             return;
         };

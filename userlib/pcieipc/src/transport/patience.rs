@@ -14,8 +14,8 @@ use crate::sys::Life;
 const MOST_SPINS: u32 = 1000;
 /// Looks without a pause before them: a short message comes within them, and a pause would be a good part of its time.
 const KEEN: u32 = 64;
-/// A wait that ended asleep, but before this, was not worth it: with 50 µs of looks before it, it would have cost its processor a twentieth more,
-/// and most of it was the time that it takes to fall asleep and to be woken.
+/// A wait that ended asleep, but before this, says little of how long the next one is: much of it was the time that it takes to fall asleep
+/// and to be woken. After longer ones 50 µs of looks in vain, a twentieth of this, are too many to go on with.
 const WORTH_SLEEP: Duration = Duration::from_millis(1);
 /// Looks between two looks at peers and endpoints.
 pub const LOOKS_BETWEEN_CHECKS: u32 = 32;
