@@ -20,6 +20,9 @@ static TOTAL: Atomic<u64> = Atomic::new(0);
 /// Pages that the module holds now, whoever pays; for the state in debugfs and for leak checks.
 pub(crate) static LIVE_PAGES: Atomic<i64> = Atomic::new(0);
 
+/// Of these, those that nobody gets any more, because a device may still reach them.
+pub(crate) static KEPT_PAGES: Atomic<i64> = Atomic::new(0);
+
 /// A user of the machine, whatever processes are theirs.
 pub(crate) struct User(NonNull<bindings::user_struct>);
 

@@ -125,11 +125,7 @@ impl pci::Driver for Driver {
 }
 
 fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profile>) -> Result<Bound<'bound>> {
-    // A device bound by override has no entry in the table, so it is told by its ids.
-    let mut profile = match info.copied() {
-        Some(profile) => profile,
-        None => chosen_profile(pdev)?,
-    };
+    let mut profile = chosen_profile(pdev, info)?;
     // SAFETY: The device is being probed.
     if unsafe { crate::inline::pci_channel_offline(pci_raw(pdev)) } {
         dev_warn!(pdev, "the kernel has not recovered it from an error; if that lasts, remove and rescan it\n");
@@ -184,10 +180,12 @@ fn bind<'bound>(pdev: &'bound pci::Device<Core<'_>>, info: Option<&'bound Profil
     Ok(Bound { _irqs: irqs, _vectors: vectors, monitor, _node: node, endpoint, _memory: memory, _disable: enabled })
 }
 
-fn chosen_profile(pdev: &pci::Device<device::Bound>) -> Result<Profile> {
+/// What an administrator says goes before what the module knows: by its own table or, of a device bound by override, by its ids.
+fn chosen_profile(pdev: &pci::Device<device::Bound>, info: Option<&Profile>) -> Result<Profile> {
     // SAFETY: The device is being probed.
     let (vendor, device) = unsafe { ((*pci_raw(pdev)).vendor, (*pci_raw(pdev)).device) };
-    let profile = profile_config::find(vendor, device).or_else(|| Profile::built_in(vendor, device).copied());
+    let known = || info.or_else(|| Profile::built_in(vendor, device)).copied();
+    let profile = profile_config::find(vendor, device).or_else(known);
     profile.ok_or(ENODEV).inspect_err(|_| {
         dev_err!(pdev, "no profile describes {vendor:04x}:{device:04x}\n");
     })

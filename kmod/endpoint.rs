@@ -50,6 +50,18 @@ pub(crate) struct Identity {
     pub(crate) numa_node: i32,
 }
 
+/// A PCI address as the ABI has it.
+///
+/// # Errors
+///
+/// `EOVERFLOW` for a domain beyond 16 bits, such as those behind Intel's VMD: it would be the address of another device.
+fn address_in(domain: u32, bus: u8, devfn: u32) -> Result<u32> {
+    if domain > u16::MAX.into() {
+        return Err(EOVERFLOW);
+    }
+    Ok(domain << 16 | u32::from(bus) << 8 | devfn)
+}
+
 /// A PCI address, shown as domain:bus:device.function.
 pub(crate) struct Address(u32);
 
@@ -156,8 +168,11 @@ impl Endpoint {
         let (identity, bridge) = unsafe {
             let bus = (*raw).bus;
             let domain = crate::inline::pci_domain_nr(bus) as u32;
+            let address = address_in(domain, (*bus).number, (*raw).devfn).inspect_err(|_| {
+                dev_err!(pdev, "its domain {domain:#x} has no place in the ABI's addresses\n");
+            })?;
             let identity = Identity {
-                address: domain << 16 | u32::from((*bus).number) << 8 | (*raw).devfn,
+                address,
                 vendor: (*raw).vendor,
                 device: (*raw).device,
                 serial: bindings::pci_get_dsn(raw),
@@ -464,4 +479,16 @@ pub(crate) fn device_raw<C: kernel::device::DeviceContext>(pdev: &pci::Device<C>
 pub(crate) fn pci_raw<C: kernel::device::DeviceContext>(pdev: &pci::Device<C>) -> *mut bindings::pci_dev {
     // CAST: `pci::Device` is a transparent wrapper of `struct pci_dev`.
     core::ptr::from_ref(pdev).cast_mut().cast()
+}
+
+#[kunit_tests(pcieipc_endpoint)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_that_of_one_device() {
+        assert!(address_in(0, 3, 0x08).is_ok_and(|address| address == 0x0308));
+        assert!(address_in(0xffff, 0xff, 0xff).is_ok_and(|address| address == u32::MAX));
+        assert!(address_in(0x1_0000, 3, 0x08).is_err());
+    }
 }

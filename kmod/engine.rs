@@ -310,21 +310,33 @@ pub(crate) fn stop(endpoint: &Endpoint) -> bool {
     stopped
 }
 
-/// Resets ring table and engine, and tells the endpoint its rings again.
+/// Resets ring table and engine, and tells the endpoint its rings again. It gets the bus only when it has forgotten its order and what it
+/// began on the bus has ended.
 ///
 /// # Errors
 ///
-/// `ENODEV` when it does not forget: the endpoint is DEAD then, if it was not worse, and stays off the bus.
+/// `ENODEV` otherwise: the endpoint is DEAD then, if it was not worse, and stays off the bus. `EIO` when it does not answer: then it is missing.
 pub(crate) fn reset(endpoint: &Endpoint, hardware: &mut Hardware) -> Result {
-    if restart(endpoint).is_err() {
-        dev_warn!(endpoint.pdev, "the engine holds on to an order; remove and rescan the device\n");
-        endpoint.silence();
-        let generation = endpoint.status.generation();
-        endpoint.change(hardware, state::DEAD, generation);
-        return Err(ENODEV);
+    let forgot = restart(endpoint).is_ok();
+    if forgot && endpoint.is_quiet() {
+        endpoint.unsilence();
+        return endpoint.program_all(hardware);
     }
-    endpoint.unsilence();
-    endpoint.program_all(hardware)
+    if !endpoint.answers() {
+        // Our callers hold locks, so the monitor keeps others off it.
+        endpoint.miss(hardware);
+        hardware.reached = true;
+        return Err(EIO);
+    }
+    let why = if forgot { "what it began on the bus does not end" } else { "the engine holds on to an order" };
+    dev_warn!(endpoint.pdev, "{why}; remove and rescan the device\n");
+    // It may have stopped when it was told to, so that it has the bus.
+    if !forgot {
+        endpoint.silence();
+    }
+    let generation = endpoint.status.generation();
+    endpoint.change(hardware, state::DEAD, generation);
+    Err(ENODEV)
 }
 
 /// Makes the engine forget its orders and the ring table, and lets it take new ones. When this has returned it has, because the

@@ -61,6 +61,8 @@ pub(crate) struct Hardware {
     pub(crate) engine: engine::Use,
     /// Since when, by [`crate::clock`], it does not answer, while nobody has said why ([`crate::missing`]).
     pub(crate) missing_since: Option<u64>,
+    /// It was found missing by somebody whose locks did not allow to keep others off it.
+    pub(crate) reached: bool,
 }
 
 impl Hardware {
@@ -76,6 +78,7 @@ impl Hardware {
             memory: Taken::new(),
             engine: engine::Use::new(),
             missing_since: None,
+            reached: false,
         }
     }
 
@@ -273,13 +276,19 @@ impl Endpoint {
         if reachable {
             self.clear_slots(mapping.slots.iter().copied());
         }
+        // One that is LIVE may be silent since a moment ago, and nobody has noticed: then it has not heard that either, and has the bus.
+        let heard = !reachable || self.iommu.protects() || self.answers();
         hardware.slots &= !slot_bits(&mapping.slots);
         // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring, or is off the bus.
         unsafe { self.take_away(&mut mapping) };
         // Before the device has the bus again, which says of later rings only that it reaches nothing.
-        self.keep_if_reached(&mapping);
+        if heard {
+            self.keep_if_reached(&mapping);
+        } else {
+            self.keep(&mapping);
+        }
         if !stopped && self.status.state() == state::LIVE {
-            // Where that fails the endpoint is DEAD, which is told.
+            // Where that fails the endpoint is not LIVE any more, which is told.
             let _ = engine::reset(self, &mut hardware);
         }
         drop(hardware);
@@ -345,12 +354,24 @@ impl Endpoint {
         }
     }
 
+    /// Whether what it began on the bus before it was taken off has ended. Where that was not so when it was taken off, it is looked once more.
+    pub(crate) fn is_quiet(&self) -> bool {
+        if self.restless.load(Relaxed) != QUIET {
+            self.silence();
+        }
+        self.restless.load(Relaxed) == QUIET
+    }
+
     /// Keeps the pages of what was mapped from being given back when the device may still reach them: it was taken off the bus, what it
     /// had begun there did not end, and no IOMMU is in between.
     fn keep_if_reached(&self, mapping: &Mapping) {
-        if self.restless.load(Relaxed) == QUIET || self.iommu.protects() {
-            return;
+        if self.restless.load(Relaxed) != QUIET && !self.iommu.protects() {
+            self.keep(mapping);
         }
+    }
+
+    /// Keeps the pages of what was mapped, whatever is known of the device.
+    fn keep(&self, mapping: &Mapping) {
         if let Some(pages) = mapping.host_pages() {
             pages.keep();
             let bytes = pages.bytes();
@@ -375,7 +396,7 @@ impl Endpoint {
         let stopped = engine::stop(self);
         hardware.engine.abort(why);
         if !stopped && self.status.state() == state::LIVE {
-            // Where that fails the endpoint is DEAD, which is told.
+            // Where that fails the endpoint is not LIVE any more, which is told.
             let _ = engine::reset(self, &mut hardware);
         }
     }

@@ -50,21 +50,21 @@ impl View {
 }
 
 /// Whether the caller may attach to an endpoint: one whose user can aim its DMA needs an IOMMU that translates, and the
-/// administrator may lift that at the price of a taint, as for VFIO.
+/// administrator may lift that at the price of a taint, as for VFIO. Then what is returned says why, and whoever has attached calls [`taint`].
 ///
 /// # Errors
 ///
 /// `EPERM`, with the reason in the kernel log.
-pub(crate) fn may_attach(endpoint: &Endpoint) -> Result {
+pub(crate) fn may_attach(endpoint: &Endpoint) -> Result<Option<&'static str>> {
     if !endpoint.profile.user_dma {
-        return Ok(());
+        return Ok(None);
     }
     let reason = if !endpoint.iommu.protects() {
         "no IOMMU translates its addresses"
     } else if let Some(reason) = isolation(endpoint) {
         reason
     } else {
-        return Ok(());
+        return Ok(None);
     };
     if !limits::unsafe_noiommu() {
         limits::say(|| dev_info!(endpoint.pdev, "refused: its user can aim its DMA, and {reason}\n"));
@@ -75,10 +75,14 @@ pub(crate) fn may_attach(endpoint: &Endpoint) -> Result {
         return Err(EPERM);
     }
     inline::check_lockdown()?;
+    Ok(Some(reason))
+}
+
+/// Marks the kernel: somebody has an endpoint whose DMA nothing confines.
+pub(crate) fn taint(endpoint: &Endpoint, reason: &str) {
     // SAFETY: Only marks the kernel.
     unsafe { bindings::add_taint(bindings::TAINT_USER, bindings::lockdep_ok_LOCKDEP_STILL_OK) };
     dev_warn!(endpoint.pdev, "used although its user can aim its DMA, and {reason}; the kernel is tainted\n");
-    Ok(())
 }
 
 /// Why the IOMMU would not isolate this endpoint from its neighbours.

@@ -6,7 +6,7 @@
 //! pin that a user took, may hold them longer than the module does.
 
 use crate::{
-    accounting::{Charge, LIVE_PAGES},
+    accounting::{Charge, KEPT_PAGES, LIVE_PAGES},
     inline,
 };
 use core::ptr::NonNull;
@@ -92,7 +92,9 @@ impl Pages {
 
     /// From now on nobody else gets these pages, ever: something may write into them that nothing stops.
     pub(crate) fn keep(&self) {
-        self.kept.store(1, Relaxed);
+        if self.kept.xchg(1, Relaxed) == 0 {
+            KEPT_PAGES.fetch_add(self.pages.len() as i64, Relaxed);
+        }
     }
 
     /// Number of pages.

@@ -46,22 +46,32 @@ impl Endpoint {
             self.lose(hardware);
             return None;
         }
-        let limit = limits::missing_ms();
-        dev_warn!(self.pdev, "does not answer; treated as removed unless it comes back within {limit} ms\n");
-        hardware.missing_since = Some(now_ms());
-        self.leave(&mut hardware);
-        self.silence();
+        self.miss(&mut hardware);
         drop(hardware);
         self.keep_others_off();
         None
     }
 
+    /// It was LIVE and does not answer. The caller keeps others off it next, or leaves that to the monitor ([`Hardware::reached`]).
+    pub(crate) fn miss(&self, hardware: &mut Hardware) {
+        let limit = limits::missing_ms();
+        dev_warn!(self.pdev, "does not answer; treated as removed unless it comes back within {limit} ms\n");
+        hardware.missing_since = Some(now_ms());
+        self.leave(hardware);
+        self.silence();
+    }
+
     /// Looks after an endpoint that is missing, if it is; the monitor calls it often. False when it is not missing (any more).
     pub(crate) fn look_after(&self) -> bool {
-        let hardware = self.hardware.lock();
+        let mut hardware = self.hardware.lock();
         let Some(since) = hardware.missing_since.filter(|_| self.is_missing(&hardware)) else {
             return false;
         };
+        if core::mem::take(&mut hardware.reached) {
+            drop(hardware);
+            self.keep_others_off();
+            return true;
+        }
         let late = now_ms().saturating_sub(since) >= u64::from(limits::missing_ms());
         let answers = !self.is_removed() && self.answers();
         if answers {

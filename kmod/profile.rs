@@ -255,6 +255,8 @@ impl Profile {
             registers[0] = Some((rings.bar, rings.offset, end));
         }
         if let Some(acknowledge) = &self.acknowledge {
+            let several = self.vectors > 1 || self.engine_vector.is_some();
+            refuse(several, "ack_bar needs vectors=1 and no engine_vector: one register does not tell which vector fired");
             registers[1] = Some((acknowledge.bar, acknowledge.status, acknowledge.status + 4));
             registers[2] = Some((acknowledge.bar, acknowledge.clear, acknowledge.clear + 4));
         }
@@ -330,6 +332,18 @@ mod tests {
         assert!(changed(|profile| profile.engine_vector = Some(6)).flaw().is_some());
         assert!(changed(|profile| profile.engine_vector = Some(VECTORS - 1)).flaw().is_none());
         assert!(changed(|profile| profile.vectors = 8).flaw().is_some());
+    }
+
+    #[test]
+    fn one_register_acknowledges_one_vector() {
+        let acknowledged = |vectors, engine_vector| {
+            changed(|profile| {
+                profile.acknowledge = Profile::EDU.acknowledge;
+                (profile.vectors, profile.engine_vector) = (vectors, engine_vector);
+            })
+        };
+        assert!(acknowledged(1, None).flaw().is_none());
+        assert!(acknowledged(2, None).flaw().is_some() && acknowledged(1, Some(1)).flaw().is_some());
     }
 
     #[test]

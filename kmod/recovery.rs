@@ -124,6 +124,12 @@ impl Endpoint {
             self.change(&mut hardware, state::DEAD, generation);
             return;
         }
+        if !self.is_quiet() {
+            dev_warn!(self.pdev, "what it began on the bus does not end; remove and rescan the device\n");
+            let generation = self.status.generation();
+            self.change(&mut hardware, state::DEAD, generation);
+            return;
+        }
         self.unsilence();
         self.change(&mut hardware, state::LIVE, registry::next_generation());
     }

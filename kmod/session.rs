@@ -192,12 +192,12 @@ impl Session {
         if self.endpoint.as_ref().is_some() {
             return Err(EBUSY);
         }
-        iommu::may_attach(&endpoint)?;
+        let unsafe_because = iommu::may_attach(&endpoint)?;
         let generation = endpoint.claim(&self.queue, call.generation)?;
         call.vectors = endpoint.vectors.len() as u32;
         call.generation = generation;
         call.status_offset = Area::Status.offset(0);
-        Ok(Claim { session: self, endpoint: Some(endpoint), generation })
+        Ok(Claim { session: self, endpoint: Some(endpoint), generation, unsafe_because })
     }
 
     /// The own channel with the next greater number.
@@ -375,6 +375,8 @@ pub(crate) struct Claim<'a> {
     session: &'a Session,
     endpoint: Option<Arc<Endpoint>>,
     generation: u64,
+    /// What taints the kernel once it is attached.
+    unsafe_because: Option<&'static str>,
 }
 
 impl Claim<'_> {
@@ -392,6 +394,9 @@ impl Claim<'_> {
         if let Some(endpoint) = self.endpoint.take() {
             session.generation.store(self.generation, Release);
             session.queue.attach(endpoint.id);
+            if let Some(reason) = self.unsafe_because {
+                iommu::taint(&endpoint, reason);
+            }
             // Cannot fail: the table is locked and it was empty above.
             let _ = session.endpoint.populate(endpoint);
         }

@@ -33,8 +33,8 @@ impl StateFile {
 }
 
 fn show(_state: &State, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let pages = accounting::LIVE_PAGES.load(Relaxed);
-    writeln!(f, "pages {pages}\nchannel bytes {}", accounting::total_bytes())?;
+    let (pages, kept) = (accounting::LIVE_PAGES.load(Relaxed), accounting::KEPT_PAGES.load(Relaxed));
+    writeln!(f, "pages {pages}\nkept {kept}\nchannel bytes {}", accounting::total_bytes())?;
     let Ok(endpoints) = registry::endpoints() else {
         return Err(fmt::Error);
     };

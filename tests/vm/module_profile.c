@@ -3,7 +3,7 @@
  * module_profile NAME VECTORS ATTACH-ERRNO COPIES [OFFSET | memory | bells | stores]: what the first endpoint with this profile is able to do. With OFFSET,
  * where in BAR 2 the kernel writes length (+0) and address (+8) of its rings, 16 bytes each; with "memory", a channel in its own memory, too. Where the
  * doorbells are mere memory: with "bells", each in a page of its own, which may be mapped; with "stores" the last one is rung, once.
- * $RING_MS is how long a ring may take.
+ * $RING_MS is how long a ring may take, $GENERATION that in which the endpoint has to be.
  */
 #define _GNU_SOURCE
 #include "module.h"
@@ -112,7 +112,7 @@ int main(int argc, char **argv)
 
 	if (argc < 5)
 		return 2;
-	const char *limit = getenv("RING_MS");
+	const char *limit = getenv("RING_MS"), *generation = getenv("GENERATION");
 	int vectors = atoi(argv[2]), refused = atoi(argv[3]), copies = atoi(argv[4]);
 	int fd = open_node();
 
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
 	printf("# %s: endpoint %u vectors %u flags %#x\n", argv[1], endpoint, info.vectors, info.ep_flags);
 	if (!endpoint || (int)info.vectors != vectors)
 		return 1;
-	struct pcieipc_attach attach = { .size = sizeof(attach), .endpoint = endpoint };
+	struct pcieipc_attach attach = { .size = sizeof(attach), .endpoint = endpoint, .generation = generation ? strtoull(generation, NULL, 0) : 0 };
 
 	if (!gives(fd, PCIEIPC_IOCTL_ATTACH, &attach, refused))
 		return 1;

@@ -43,7 +43,7 @@ enum Request {
     Flood { endpoint: usize, vector: usize, count: u32, us: u64 },
     Corrupt { endpoint: usize, count: u32 },
     Misread { endpoint: usize, count: u32 },
-    Stick { endpoint: usize, at_reset: Option<bool> },
+    Stick { endpoint: usize, at_reset: Option<bool>, until_reset: Option<bool> },
     Scribble { endpoint: usize, slot: usize, offset: u64, bytes: usize, seed: u64 },
     Die { endpoint: usize },
     Silence { endpoint: usize },
@@ -91,7 +91,9 @@ fn answer(endpoints: &[Arc<Endpoint>], line: &str) -> Result<Value, String> {
         }
         Request::Corrupt { endpoint, count } => find(endpoint)?.engine().corrupt(count),
         Request::Misread { endpoint, count } => find(endpoint)?.misread(count),
-        Request::Stick { endpoint, at_reset } => find(endpoint)?.engine().stick(at_reset == Some(true)),
+        Request::Stick { endpoint, at_reset, until_reset } => {
+            find(endpoint)?.engine().stick(at_reset == Some(true), until_reset == Some(true));
+        }
         Request::Scribble { endpoint, slot, offset, bytes, seed } => {
             at_most("bytes", bytes, MAX_SCRIBBLE)?;
             find(endpoint)?.scribble(slot, offset, &noise(seed, bytes))?;

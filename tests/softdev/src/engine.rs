@@ -91,6 +91,7 @@ pub struct Engine {
     bytes_per_second: AtomicU64,
     stuck: AtomicBool,
     sticks_at_reset: AtomicBool,
+    comes_loose_at_reset: AtomicBool,
     bytes: AtomicU64,
     errors: AtomicU64,
 }
@@ -143,6 +144,9 @@ impl Engine {
     pub fn reset(&self) {
         self.stop();
         let mut shared = self.idle();
+        if self.comes_loose_at_reset.swap(false, Ordering::Relaxed) {
+            self.stuck.store(false, Ordering::Relaxed);
+        }
         self.stuck.fetch_or(self.sticks_at_reset.swap(false, Ordering::Relaxed), Ordering::Relaxed);
         shared.result = RESULT_NONE;
         shared.error = 0;
@@ -195,8 +199,10 @@ impl Engine {
         self.bytes_per_second.store(bytes_per_second, Ordering::Relaxed);
     }
 
-    /// From now on, or from its next reset on, it says that it is busy, whatever it is told, and does nothing.
-    pub fn stick(&self, at_reset: bool) {
+    /// From now on, or from its next reset on, it says that it is busy, whatever it is told, and does nothing; with `until_reset`
+    /// only until it is reset.
+    pub fn stick(&self, at_reset: bool, until_reset: bool) {
+        self.comes_loose_at_reset.store(until_reset, Ordering::Relaxed);
         let from = if at_reset { &self.sticks_at_reset } else { &self.stuck };
         from.store(true, Ordering::Relaxed);
     }
@@ -206,6 +212,7 @@ impl Engine {
         self.corrupt.store(0, Ordering::Relaxed);
         self.stuck.store(false, Ordering::Relaxed);
         self.sticks_at_reset.store(false, Ordering::Relaxed);
+        self.comes_loose_at_reset.store(false, Ordering::Relaxed);
         self.set_speed(0);
     }
 

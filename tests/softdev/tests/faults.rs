@@ -245,6 +245,20 @@ fn an_engine_that_is_stuck_is_busy_over_stop_and_resets_until_it_is_revived() {
 }
 
 #[test]
+fn an_engine_that_is_stuck_until_it_is_reset_works_then() {
+    let machine = Machine::start(1, &[]);
+    let mut endpoint = machine.driven(0);
+    machine.control().ok(&json!({"cmd": "stick", "endpoint": 0, "until_reset": true}));
+    let busy = |endpoint: &mut machine::Driven| endpoint.read32(0, reg::STATUS) & reg::STATUS_BUSY != 0;
+    endpoint.write32(0, reg::DMA_STOP, 1);
+    assert!(busy(&mut endpoint));
+    endpoint.write32(0, reg::CONTROL, reg::CONTROL_RESET);
+    assert!(!busy(&mut endpoint));
+    endpoint.probe();
+    assert_eq!(endpoint.copy(0, 64, 8, reg::FLAG_SOURCE_OWN | reg::FLAG_DESTINATION_OWN), DONE);
+}
+
+#[test]
 fn link_status_shows_what_was_asked_for_across_function_resets() {
     let machine = Machine::start(1, &[]);
     let mut endpoint = machine.driven(0);

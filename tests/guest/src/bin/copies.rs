@@ -11,7 +11,7 @@ use guest::{
     abi::*,
     call::{Record, number},
     ktap, machine,
-    mapping::pattern,
+    mapping::{PAGE, pattern},
     pci::Function,
     promises,
     session::{Channel, SOON, Session, export, played, signals, softdev},
@@ -270,6 +270,69 @@ fn an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead() {
     guest::session::living(serial);
 }
 
+/// Its engine does not stop and loses the bus, and forgets its order at the reset that follows. Returns what COPY said.
+fn copy_until_it_is_reset(session: &Session) -> Result<(), Errno> {
+    let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
+    softdev(&json!({"cmd": "stick", "endpoint": endpoint_of(session), "until_reset": true}));
+    let mut copy = pcieipc_copy { from: from.id(), to: to.id(), bytes: 1 << 20, timeout_ms: 200, ..Record::new() };
+    let outcome = session.node.call(number::COPY, &mut copy);
+    for channel in [from, to] {
+        channel.destroy().unwrap();
+    }
+    outcome
+}
+
+/// How many pages of two rings nobody gets any more where nothing keeps the endpoint from memory.
+fn kept_of(session: &Session) -> u64 {
+    if session.info().iommu == PCIEIPC_IOMMU_TRANSLATING { 0 } else { 2 * (1 << 20) / PAGE as u64 }
+}
+
+fn an_engine_that_forgets_its_order_at_a_reset_gets_the_bus_again() {
+    let session = Session::nth(0);
+    let before = machine::module_state("pages");
+    assert_eq!(copy_until_it_is_reset(&session), Err(Errno::ETIMEDOUT));
+    assert_eq!((session.state().0, machine::module_state("pages")), (PCIEIPC_STATE_LIVE, before));
+    let [from, to] = [0; 2].map(|_| session.create(1 << 16, 0).unwrap());
+    copy(&session, from.id(), 0, to.id(), 0, 1 << 16).unwrap();
+}
+
+fn an_endpoint_whose_transactions_do_not_end_gets_the_bus_no_more_whatever_its_engine_says() {
+    let session = Session::nth(0);
+    let (serial, function, endpoint, kept) =
+        (session.info().serial, session.function(), endpoint_of(&session), kept_of(&session));
+    let before = machine::module_state("pages");
+    softdev(&json!({"cmd": "pending", "endpoint": endpoint, "on": true}));
+    assert_eq!(copy_until_it_is_reset(&session), Err(Errno::ENODEV));
+    assert_eq!((session.state().0, &played(serial)["mastering"]), (PCIEIPC_STATE_DEAD, &json!(false)));
+    assert_eq!(machine::module_state("pages"), before + kept, "{before} pages before");
+    function.remove().unwrap();
+    softdev(&json!({"cmd": "revive", "endpoint": endpoint}));
+    Function::rescan().unwrap();
+    guest::session::living(serial);
+}
+
+fn an_endpoint_that_does_not_answer_when_its_engine_is_reset_is_missing_not_quiet() {
+    // So that nobody looks at it but the copy.
+    machine::reload(c"doorbell_map=1 link_sample_ms=60000");
+    let session = Session::nth(0);
+    let (serial, endpoint, kept) = (session.info().serial, endpoint_of(&session), kept_of(&session));
+    let before = machine::module_state("pages");
+    softdev(&json!({"cmd": "misread", "endpoint": endpoint, "count": u32::MAX}));
+    assert_eq!(copy_until_it_is_reset(&session), Err(Errno::EIO));
+    assert_eq!((session.state().0, &played(serial)["mastering"]), (PCIEIPC_STATE_RECOVERING, &json!(false)));
+    assert_eq!(machine::module_state("pages"), before + kept, "{before} pages before");
+    softdev(&json!({"cmd": "misread", "endpoint": endpoint, "count": 0}));
+    let lives = || session.state().0 == PCIEIPC_STATE_LIVE;
+    assert!(wait::until(SOON, lives), "{:?}", session.state());
+    drop(session);
+    {
+        let session = Session::nth(0);
+        let [from, to] = [0; 2].map(|_| session.create(1 << 16, 0).unwrap());
+        copy(&session, from.id(), 0, to.id(), 0, 1 << 16).unwrap();
+    }
+    machine::reload(c"doorbell_map=1");
+}
+
 fn an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_its_registers_are_left_alone() {
     let session = Session::nth(0);
     let [from, to] = [0; 2].map(|_| session.create(1 << 20, 0).unwrap());
@@ -336,6 +399,9 @@ fn main() -> ExitCode {
             a_silent_endpoint_makes_a_copy_time_out_not_hang,
             death_in_the_middle_of_a_copy_is_an_error_within_its_time,
             an_engine_that_holds_on_to_its_order_over_a_reset_makes_its_endpoint_dead,
+            an_engine_that_forgets_its_order_at_a_reset_gets_the_bus_again,
+            an_endpoint_whose_transactions_do_not_end_gets_the_bus_no_more_whatever_its_engine_says,
+            an_endpoint_that_does_not_answer_when_its_engine_is_reset_is_missing_not_quiet,
             an_endpoint_that_its_reset_made_dead_is_off_the_bus_and_its_registers_are_left_alone,
             unbind_in_the_middle_of_a_copy_waits_for_nobody_and_nothing_lands_later,
         ],

@@ -336,9 +336,42 @@ fn limits_are_what_the_parameters_say_in_query_and_in_fact() {
     machine::reload(c"");
 }
 
+/// The soft endpoint described by hand, so that it has a doorbell less than the module's own profile says.
+fn a_profile_of_an_administrator_goes_before_the_modules_own() {
+    const PROFILE: &str = "/sys/kernel/config/pcieipc/by-hand";
+    let fields =
+        [("vendor", "0x1234"), ("device", "0x7069"), ("vectors", "6"), ("doorbell_offset", "0x3000"), ("doorbell_stride", "4")];
+    let driven_by = |session: &Session| {
+        let info = session.info();
+        let name: String = info.profile.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect();
+        (name, info.vectors)
+    };
+    let session = Session::nth(0);
+    let (function, serial) = (session.function(), session.info().serial);
+    assert_eq!(driven_by(&session), ("soft".to_owned(), 7));
+    fs::create_dir(PROFILE).unwrap();
+    for (field, value) in fields.into_iter().chain([("user_dma", "0"), ("enable", "1")]) {
+        fs::write(format!("{PROFILE}/{field}"), value).unwrap_or_else(|error| panic!("{field}: {error}"));
+    }
+    assert_eq!(driven_by(&session).0, "soft", "what is bound keeps the profile with which it was bound");
+    drop(session);
+    for expected in [("by-hand".to_owned(), 6), ("soft".to_owned(), 7)] {
+        function.unbind().unwrap();
+        function.bind().unwrap();
+        let session = Session::on(Node::open(OFlag::empty()), session::living(serial));
+        assert_eq!(driven_by(&session), expected);
+        let eventfd = session.eventfd(5);
+        session.ring(5).unwrap();
+        assert_eq!(signals(&eventfd, SOON), 1);
+        drop(session);
+        let _ = fs::remove_dir(PROFILE);
+    }
+}
+
 fn main() -> ExitCode {
     ktap::main(
         promises![
+            a_profile_of_an_administrator_goes_before_the_modules_own,
             channels_give_all_their_memory_back,
             rmmod_is_refused_while_anything_is_open_and_succeeds_after,
             the_module_loads_and_unloads_again_and_again_and_works_each_time,

@@ -180,12 +180,33 @@ fn a_driver_that_goes_and_comes_in_a_recovery_from_a_fatal_error_finds_a_working
     each_moment(&Course { error: aer::MALFORMED_TLP, other_is_mute: false });
 }
 
+/// Nobody tells the kernel that the other function survived its error, so it gives the whole card up.
+fn a_function_without_a_driver_vetoes_the_recovery_and_its_neighbour_is_dead_and_off_the_bus() {
+    let node = Node::open(OFlag::empty());
+    let [first, other] = functions(&node)[..] else { panic!("not two functions") };
+    let session = Session::on(Node::open(OFlag::empty()), first.endpoint);
+    Function::at(other.address).unbind().unwrap();
+    session.node.events();
+    let mut log = Log::from_now();
+    aer::inject(first.address, aer::COMPLETION_TIMEOUT, 0);
+    assert_eq!(log.wait_for(4 * SOON, &["device recovery failed", "device recovery successful"]), 0, "nobody vetoes it");
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_DEAD), "{:?}", session.state());
+    assert_eq!((&played(first.serial)["mastering"], session.ring(0)), (&json!(false), Err(Errno::ENODEV)));
+    let errors = session.node.events().into_iter().filter(|event| event.kind == PCIEIPC_EVENT_ERROR);
+    assert_eq!(errors.map(|event| event.detail[0]).collect::<Vec<_>>(), [1, 3], "an error, and that it is not recovered from");
+    drop(session);
+    machine::repair();
+    works(first.serial);
+    works(other.serial);
+}
+
 fn main() -> ExitCode {
     ktap::main(
         promises![
             a_driver_that_goes_and_comes_in_a_recovery_without_a_reset_finds_a_working_device,
             a_driver_that_goes_and_comes_in_a_recovery_with_a_reset_finds_a_working_device,
             a_driver_that_goes_and_comes_in_a_recovery_from_a_fatal_error_finds_a_working_device,
+            a_function_without_a_driver_vetoes_the_recovery_and_its_neighbour_is_dead_and_off_the_bus,
         ],
         machine::repair,
     )

@@ -303,8 +303,25 @@ ways! { DIE:
     death_leaves_mappings_as_memory_and_tells_everybody = mappings_stay_memory_and_everybody_is_told,
     death_wakes_blocked_readers = blocked_readers_wake,
     death_wakes_a_reader_in_read = a_reader_blocked_in_read_gets_the_event,
-    death_clears_the_ring_table = the_endpoint_is_told_of_no_ring_any_more,
     death_lets_sessions_close_in_any_order = sessions_close_in_any_order_after_the_endpoint_went,
+}
+
+/// One that lost its power forgets its ring table by itself. This one only does not answer to who asks for its ids, and is told all the
+/// same, when its driver lets go of it.
+fn death_clears_the_ring_table() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    let rings = || played(serial)["rings"].as_u64().unwrap();
+    let scene = Scene::new(&session);
+    misread(serial, u32::MAX);
+    assert!(wait::until(MISSING + 2 * SOON, || session.state().0 == PCIEIPC_STATE_GONE), "{:?}", session.state());
+    assert!(rings() >= 1, "nobody touches the registers of one that is missing");
+    function.remove().unwrap();
+    assert_eq!((rings(), &played(serial)["mastering"]), (0, &json!(false)));
+    misread(serial, 0);
+    Function::rescan().unwrap();
+    living(serial);
+    drop(scene);
 }
 
 /// Whether an access of its own that the kernel does not expect finds no memory.
@@ -353,6 +370,19 @@ fn pages_that_a_device_may_still_reach_are_kept_from_everybody() {
     Scene::new(&Session::nth(0)).assert_memory_lives();
 }
 
+fn one_whose_transactions_outlast_its_reset_is_dead_and_off_the_bus() {
+    let session = Session::nth(0);
+    let (serial, function) = (session.info().serial, session.function());
+    pending(serial, true);
+    function.reset().unwrap();
+    assert_eq!((session.state().0, &played(serial)["mastering"]), (PCIEIPC_STATE_DEAD, &json!(false)));
+    drop(session);
+    function.remove().unwrap();
+    pending(serial, false);
+    Function::rescan().unwrap();
+    Scene::new(&Session::on(Node::open(OFlag::empty()), living(serial))).assert_memory_lives();
+}
+
 fn misread(serial: u64, count: u32) {
     softdev(&json!({"cmd": "misread", "endpoint": played(serial)["endpoint"], "count": count}));
 }
@@ -378,6 +408,27 @@ fn pages_of_one_that_does_not_answer_are_kept_from_everybody() {
     session.create(DATA as u64, 0).unwrap().destroy().unwrap();
     assert_eq!(pages(), before);
     Scene::new(&session).assert_memory_lives();
+}
+
+/// It stops answering and, before anybody looks at it, its ring is given back: it has not heard of that, and has the bus.
+fn pages_of_one_whose_silence_nobody_has_noticed_are_kept_from_everybody() {
+    machine::reload(c"link_sample_ms=60000");
+    let (pages, kept) = (|| machine::module_state("pages"), || machine::module_state("kept"));
+    let session = Session::nth(0);
+    let (serial, kept_out) = (session.info().serial, is_kept_out(&session));
+    let before = (pages(), kept());
+    let channel = session.create(DATA as u64, 0).unwrap();
+    misread(serial, u32::MAX);
+    channel.destroy().unwrap();
+    assert_eq!((session.state().0, &played(serial)["mastering"]), (PCIEIPC_STATE_LIVE, &json!(true)), "somebody has looked");
+    let left = if kept_out { 0 } else { (DATA / PAGE) as u64 };
+    assert_eq!((pages(), kept()), (before.0 + left, before.1 + left));
+    misread(serial, 0);
+    session.create(DATA as u64, 0).unwrap().destroy().unwrap();
+    assert_eq!((pages(), kept()), (before.0 + left, before.1 + left), "one that answers hears of it");
+    Scene::new(&session).assert_memory_lives();
+    drop(session);
+    machine::reload(c"");
 }
 
 fn one_that_is_gone_and_answers_again_is_taken_off_the_bus() {
@@ -453,7 +504,9 @@ fn main() -> ExitCode {
             death_lets_sessions_close_in_any_order,
             an_unbind_takes_the_endpoint_off_the_bus_then_waits_for_what_it_began_and_then_unmaps,
             pages_that_a_device_may_still_reach_are_kept_from_everybody,
+            one_whose_transactions_outlast_its_reset_is_dead_and_off_the_bus,
             pages_of_one_that_does_not_answer_are_kept_from_everybody,
+            pages_of_one_whose_silence_nobody_has_noticed_are_kept_from_everybody,
             one_that_is_gone_and_answers_again_is_taken_off_the_bus,
             the_death_of_a_peer_is_no_event_for_other_sessions_channels,
             the_node_of_a_returned_endpoint_is_there_when_its_return_is_told,
