@@ -10,6 +10,7 @@ mod request;
 mod run;
 mod short;
 mod start;
+mod stores;
 mod trace;
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
@@ -26,7 +27,7 @@ use arguments::{Arguments, Group};
 use flight::Flight;
 pub use request::{Buffer, Failed, Lent, Request, Started};
 pub use run::Volume;
-use run::{Pace, Run, Tools};
+use run::{Pace, Planned, Run, Tools};
 use short::Short;
 pub use trace::{Event, Totals, Trace};
 
@@ -107,7 +108,7 @@ pub struct Executor<L> {
     messages: [(u32, u32); MAX_RANKS],
     /// What ended it.
     failure: Option<Error>,
-    plans: Vec<(Key, Arc<Plan>)>,
+    plans: Vec<(Key, Planned)>,
     /// The last call, if it was a short all-reduce.
     last_short: Option<Short>,
     /// What was chosen for a collective and class of sizes, with this tree.
@@ -346,7 +347,8 @@ impl<L: Links> Executor<L> {
         if arguments.collective == Collective::AllReduce && self.look_is_due() {
             self.look_at_links()?;
         }
-        let plan = self.plan(&arguments)?;
+        let planned = self.plan(&arguments)?;
+        let plan = &planned.0;
         if (plan.input, plan.output) != (arguments.input_count, arguments.output_count) {
             return Err(Error::Argument(format!(
                 "a plan for {} in and {} out does not fit the buffers",
@@ -354,7 +356,7 @@ impl<L: Links> Executor<L> {
             )));
         }
         let number = self.number(&arguments);
-        let run = Run::new(plan, arguments, number, self.options.checked);
+        let run = Run::new(planned, arguments, number, self.options.checked);
         self.last_short = Short::of(run.plan(), run.arguments(), run.word());
         Ok(run)
     }
@@ -424,7 +426,7 @@ impl<L: Links> Executor<L> {
         number
     }
 
-    fn plan(&mut self, arguments: &Arguments) -> Result<Arc<Plan>> {
+    fn plan(&mut self, arguments: &Arguments) -> Result<Planned> {
         let Arguments { collective, kind, count, root, peer, .. } = *arguments;
         let tune::Choice { algorithm, chunk } =
             self.choose(collective, count.saturating_mul(kind.size()), self.is_direct(arguments));
@@ -432,13 +434,13 @@ impl<L: Links> Executor<L> {
         if let Some(at) = self.plans.iter().rposition(|(k, _)| *k == key) {
             return Ok(self.plans[at].1.clone());
         }
-        let plan = Arc::new(self.make(key)?);
+        let planned = (Arc::new(self.make(key)?), Arc::default());
         // A training step uses a few dozen shapes again and again.
         if self.plans.len() >= 64 {
             self.plans.remove(0);
         }
-        self.plans.push((key, plan.clone()));
-        Ok(plan)
+        self.plans.push((key, planned.clone()));
+        Ok(planned)
     }
 
     /// Whether ranks may read each other's buffers where they lie. A checksum of such a buffer would not prove what is read of it.

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One plan on its way: acquire a step's records and room, combine, publish, go on.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     MAX_RANKS,
     arguments::{Arguments, mismatch},
     checksum::{checksum, corrupt},
+    stores::{LONG, Stores, Way},
     trace::{Marks, Trace, now},
 };
 use crate::{
@@ -18,8 +22,8 @@ use crate::{
     ring::is_newer,
 };
 
-/// Chunks of so many bytes and more are streamed to the rank that reads them next.
-pub const STREAM_FROM: usize = 2048;
+/// A plan, and what is known of how it stores.
+pub type Planned = (Arc<Plan>, Arc<Stores>);
 
 /// A call that has begun. It holds its place, so it can stop wherever it would have to wait, and go on later.
 #[derive(Debug)]
@@ -40,6 +44,10 @@ pub struct Run {
     marks: Marks,
     /// Whether records carry checksums.
     checked: bool,
+    /// What its plan knows of storing, how this call does, and the time of its loops if it is timed.
+    stores: Arc<Stores>,
+    way: Way,
+    spent: Duration,
 }
 
 /// What a run does where it can not go on.
@@ -109,7 +117,8 @@ type Held = (Rank, RecordHeader, *const u8, usize);
 
 impl Run {
     #[inline]
-    pub fn new(plan: Arc<Plan>, arguments: Arguments, epoch: u32, checked: bool) -> Self {
+    pub fn new((plan, stores): Planned, arguments: Arguments, epoch: u32, checked: bool) -> Self {
+        let way = stores.next(arguments.count * arguments.kind.size());
         let word = arguments.word(&plan);
         let (windows, phase) = (plan.windows(), plan.phases.len().saturating_sub(1));
         Self {
@@ -126,6 +135,9 @@ impl Run {
             want: None,
             marks: Marks::default(),
             checked,
+            stores,
+            way,
+            spent: Duration::ZERO,
         }
     }
 
@@ -198,6 +210,9 @@ impl Run {
                 }
             }
         }
+        if self.way.timed {
+            self.stores.took(self.way, self.spent);
+        }
         Ok(true)
     }
 
@@ -265,8 +280,7 @@ impl Run {
             inputs += 1;
         }
         let mut outs = [Out::new(std::ptr::null_mut(), Form::Element); MAX_RANKS + 1];
-        // Below that, the other rank waits for the stores rather than for the lines.
-        let long = len * kind.size() >= STREAM_FROM;
+        let past = self.way.past && len * kind.size() >= LONG;
         let direct = self.plan.algorithm == Algorithm::Direct;
         let mut outputs = 0;
         let mut targets = [std::ptr::null(); MAX_RANKS];
@@ -274,7 +288,7 @@ impl Run {
             outs[outputs] = match *target {
                 Target::Output(start) => {
                     let ptr = self.arguments.output.wrapping_add((start + offset) * kind.size());
-                    Out { stream: direct && long, ..Out::new(ptr, Form::Element) }
+                    Out { stream: direct && past, ..Out::new(ptr, Form::Element) }
                 }
                 Target::Scratch(number) => Out::new(place(number), Form::Partial),
                 Target::Signal(to) => match self.room(links, to, 0, pace)? {
@@ -285,7 +299,7 @@ impl Run {
                     Some(ptr) => {
                         targets[to] = ptr.cast_const();
                         // What is read again for its checksum stays in the cache.
-                        Out { ptr, form, stream: long && !self.checked }
+                        Out { ptr, form, stream: past && !self.checked }
                     }
                     None => return Ok(false),
                 },
@@ -309,6 +323,7 @@ impl Run {
         if !(in_place(ins, outs)) {
             volume.loaded += ins.iter().map(|i| len * kind.size_as(i.form)).sum::<usize>() as u64;
             volume.stored += outs.iter().map(|o| len * kind.size_as(o.form)).sum::<usize>() as u64;
+            let begun = self.way.timed.then(Instant::now);
             // SAFETY:
             // - input and output are borrowed by the caller of the collective for as long as this run lives, and a step's span lies
             //   inside them: the plan was checked and its lengths are those of the buffers;
@@ -318,6 +333,7 @@ impl Run {
             //   checked: received ones above, reserved ones by the contract of `reserve`;
             // - plans store to a place that they also read only at the same offset.
             unsafe { reduce::fold(isa, kind, self.arguments.op, ins, outs, len, divisor) };
+            self.spent += begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         }
         if traced {
             self.marks.combined = now();

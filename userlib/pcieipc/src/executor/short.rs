@@ -4,11 +4,7 @@
 
 use std::time::Instant;
 
-use super::{
-    Executor, MAX_RANKS,
-    arguments::Arguments,
-    run::{Run, STREAM_FROM},
-};
+use super::{Executor, MAX_RANKS, arguments::Arguments, run::Run, stores::LONG};
 use crate::{
     error::{Rank, Result},
     link::{Links, RecordHeader},
@@ -30,7 +26,7 @@ impl Short {
     /// If the call is one.
     pub fn of(plan: &Plan, arguments: &Arguments, word: u32) -> Option<Self> {
         let &Arguments { kind, op, count, place, .. } = arguments;
-        let one_record = count > 0 && count <= plan.shape.chunk && count * kind.size() < STREAM_FROM;
+        let one_record = count > 0 && count <= plan.shape.chunk && count * kind.size() < LONG;
         let short = (plan.collective, plan.algorithm) == (Collective::AllReduce, Algorithm::OneShot) && plan.ranks() > 1;
         (short && one_record).then_some(Self { kind, op, count, place, word })
     }
@@ -96,8 +92,8 @@ impl<L: Links> Executor<L> {
     fn another(&mut self, arguments: &Arguments, number: u32, from: Rank, header: RecordHeader, len: usize) -> Result<()> {
         let plan = self.plan(arguments)?;
         let bytes = arguments.count * arguments.kind.size();
-        let run = Run::new(plan.clone(), arguments.clone(), number, false);
-        match plan.phases.last().and_then(|steps| steps.first()) {
+        let run = Run::new(plan, arguments.clone(), number, false);
+        match run.plan().phases.last().and_then(|steps| steps.first()) {
             Some(step) => run.check(self.links.rank(), from, header, len, step, bytes),
             None => Ok(()),
         }
