@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Takes a snapshot: everything that the reader and the doctor look at, without secrets.
 
-use std::{cell::RefCell, io};
+use std::{cell::RefCell, collections::BTreeSet, io};
 
 use super::{
+    address::Address,
     aer::Severity,
     archive::{Archive, Entry},
     capability::Capabilities,
     config::Config,
     facts::{FACTS, KERNEL_LOG},
+    read::bus_of_slot,
     redact,
     source::{Origin, ReadAt, Source, resolve},
 };
@@ -37,15 +39,9 @@ const FUNCTION_FILES: &[&str] = &[
     "numa_node",
     "power_state",
     "power/runtime_status",
-    "current_link_speed",
-    "current_link_width",
-    "max_link_speed",
-    "max_link_width",
     "reset_method",
     "sriov_totalvfs",
     "sriov_numvfs",
-    "secondary_bus_number",
-    "subordinate_bus_number",
     "p2pmem/size",
     "local_cpulist",
     "enable",
@@ -61,6 +57,12 @@ const FUNCTION_FILES: &[&str] = &[
     "dma_mask_bits",
     "driver_override",
 ];
+
+/// Files of a function that the kernel reads from its configuration space, for which it wakes it.
+const WAKING_FILES: &[&str] =
+    &["current_link_speed", "current_link_width", "max_link_speed", "max_link_width", SECONDARY_BUS, "subordinate_bus_number"];
+
+const SECONDARY_BUS: &str = "secondary_bus_number";
 
 /// Files of the host.
 const HOST_FILES: &[&str] = &[
@@ -93,7 +95,8 @@ const HOST_FILES: &[&str] = &[
 
 /// Reads the host and gives it as an archive.
 pub fn capture(source: &dyn Source, options: CaptureOptions) -> Archive {
-    let mut taker = Taker { source, options, archive: Archive::new(Origin::Snapshot) };
+    let archive = Archive::new(Origin::Snapshot);
+    let mut taker = Taker { source, options, archive, awake_buses: BTreeSet::new(), anybody_sleeps: false };
     taker.archive.folder(DEVICES);
     for name in taker.list(DEVICES) {
         taker.function(&name);
@@ -107,6 +110,9 @@ struct Taker<'a> {
     source: &'a dyn Source,
     options: CaptureOptions,
     archive: Archive,
+    /// Domain and number of each bus below a bridge that is awake.
+    awake_buses: BTreeSet<(u32, u8)>,
+    anybody_sleeps: bool,
 }
 
 impl Taker<'_> {
@@ -159,7 +165,15 @@ impl Taker<'_> {
         for link in ["driver", "iommu_group", "physfn"] {
             self.link(&format!("{folder}/{link}"));
         }
-        self.config(&folder);
+        // The same rule as the reader's: a card that sleeps is left asleep.
+        let asleep = self.sleeps(&folder);
+        if asleep {
+            self.anybody_sleeps = true;
+        } else {
+            WAKING_FILES.iter().for_each(|file| self.file(&format!("{folder}/{file}")));
+            self.bus_below(name, &folder);
+            self.config(&folder);
+        }
         let names = self.list(&folder);
         for name in &names {
             match name.as_str() {
@@ -174,20 +188,29 @@ impl Taker<'_> {
                     self.link(&format!("{folder}/{service}/driver"));
                 }
                 virtual_function if virtual_function.starts_with("virtfn") => self.link(&format!("{folder}/{virtual_function}")),
-                resize if resize.ends_with("_resize") => self.file(&format!("{folder}/{resize}")),
+                resize if resize.ends_with("_resize") && !asleep => self.file(&format!("{folder}/{resize}")),
                 _ => {}
             }
         }
     }
 
-    fn config(&mut self, folder: &str) {
-        let path = format!("{folder}/config");
-        // The same rule as the reader's: a card that sleeps is left asleep.
+    /// A question to its configuration space would wake it, or the bridges above it.
+    fn sleeps(&self, folder: &str) -> bool {
         let state = |folder: &str| self.source.text(&format!("{folder}/power_state")).unwrap_or_default();
         let above = folder.rsplit_once('/').map_or("", |(above, _)| above);
-        if state(folder) == "D3cold" || (state(folder) == "D3hot" && !matches!(state(above).as_str(), "D0" | "unknown" | "")) {
-            return;
+        state(folder) == "D3cold" || (state(folder) == "D3hot" && !matches!(state(above).as_str(), "D0" | "unknown" | ""))
+    }
+
+    /// Notes which bus is below a bridge that is awake.
+    fn bus_below(&mut self, name: &str, folder: &str) {
+        let number = self.source.text(&format!("{folder}/{SECONDARY_BUS}")).ok().and_then(|text| text.parse().ok());
+        if let (Some(bus), Ok(address)) = (number, name.parse::<Address>()) {
+            self.awake_buses.insert((address.domain, bus));
         }
+    }
+
+    fn config(&mut self, folder: &str) {
+        let path = format!("{folder}/config");
         let file = match self.source.open(&path) {
             Ok(file) => file,
             Err(error) => return self.refused(&path, &error),
@@ -229,8 +252,17 @@ impl Taker<'_> {
             self.link(&format!("sys/bus/pci_express/devices/{service}"));
         }
         for slot in self.list("sys/bus/pci/slots") {
-            for file in ["address", "adapter", "power", "latch", "attention", "cur_bus_speed", "max_bus_speed"] {
-                self.file(&format!("sys/bus/pci/slots/{slot}/{file}"));
+            let folder = format!("sys/bus/pci/slots/{slot}");
+            for file in ["address", "cur_bus_speed", "max_bus_speed"] {
+                self.file(&format!("{folder}/{file}"));
+            }
+            // The kernel asks the slot's port for these, which it wakes for that.
+            let address = self.source.value(&format!("{folder}/address")).unwrap_or_default();
+            let awake = bus_of_slot(&address).is_some_and(|bus| self.awake_buses.contains(&bus));
+            if awake || !self.anybody_sleeps {
+                for file in ["adapter", "power", "latch", "attention"] {
+                    self.file(&format!("{folder}/{file}"));
+                }
             }
         }
         for group in self.list("sys/kernel/iommu_groups") {

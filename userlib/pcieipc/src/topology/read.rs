@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     address::Address,
-    function::Function,
+    function::{Function, Reach},
     read_function,
     source::{Source, printable, resolve},
     tree::{Note, NumaNode, Root, Slot, Topology},
@@ -52,6 +52,7 @@ impl Topology {
         addresses.sort_unstable();
         addresses.dedup();
         let functions = read_functions(source, &addresses, &mut notes);
+        let slots = slots(source, &functions, &mut notes);
         let mut topology = Self {
             origin: source.origin(),
             missing: source.origin().missing().iter().map(|m| (*m).to_owned()).collect(),
@@ -59,7 +60,7 @@ impl Topology {
             index: functions.iter().enumerate().map(|(i, f)| (f.address, i)).collect(),
             functions,
             numa_nodes: numa_nodes(source, &mut notes),
-            slots: slots(source, &mut notes),
+            slots,
             iommu_groups: iommu_groups(source, &mut notes),
             notes,
         };
@@ -321,7 +322,22 @@ fn numa_nodes(source: &dyn Source, notes: &mut Vec<Note>) -> Vec<NumaNode> {
         .collect()
 }
 
-fn slots(source: &dyn Source, notes: &mut Vec<Note>) -> Vec<Slot> {
+/// Domain and number of the bus whose devices sit in a slot, of the address that the kernel gives it.
+pub(super) fn bus_of_slot(address: &str) -> Option<(u32, u8)> {
+    let device: Address = format!("{address}.0").parse().ok()?;
+    Some((device.domain, device.bus))
+}
+
+fn slots(source: &dyn Source, functions: &[Function], notes: &mut Vec<Note>) -> Vec<Slot> {
+    // The kernel asks the slot's port what is in it, and wakes it for that.
+    let nobody_sleeps = functions.iter().all(|f| f.reach != Reach::Asleep);
+    let awake = |address: &str| {
+        bus_of_slot(address).is_some_and(|(domain, bus)| {
+            functions
+                .iter()
+                .any(|f| f.address.domain == domain && f.reach != Reach::Asleep && f.buses.is_some_and(|b| b.0 == bus))
+        })
+    };
     let folder = "sys/bus/pci/slots";
     let mut slots = Vec::new();
     for name in list(source, folder, notes) {
@@ -329,13 +345,13 @@ fn slots(source: &dyn Source, notes: &mut Vec<Note>) -> Vec<Slot> {
             notes.push(Note { path: format!("{folder}/{}", printable(&name)), problem: "no name of a slot; left out".into() });
             continue;
         }
-        let mut flag = |file: &str| parsed::<u32>(source, &format!("{folder}/{name}/{file}"), notes).map(|n| n != 0);
-        slots.push(Slot {
-            present: flag("adapter"),
-            powered: flag("power"),
-            address: source.value(&format!("{folder}/{name}/address")).unwrap_or_default(),
-            name,
-        });
+        let address = source.value(&format!("{folder}/{name}/address")).unwrap_or_default();
+        let asked = nobody_sleeps || awake(&address);
+        let mut flag = |file: &str| {
+            let value = if asked { parsed::<u32>(source, &format!("{folder}/{name}/{file}"), notes) } else { None };
+            value.map(|n| n != 0)
+        };
+        slots.push(Slot { present: flag("adapter"), powered: flag("power"), address, name });
     }
     slots
 }

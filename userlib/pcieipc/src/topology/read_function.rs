@@ -77,7 +77,8 @@ pub(super) fn read(source: &dyn Source, address: Address, path: String, notes: &
         reach,
         driver,
         numa_node,
-        buses: header.buses.or_else(|| if is_bridge_class { reader.buses_from_files() } else { None }),
+        // The kernel wakes a bridge to answer that; of one that sleeps the folders inside tell.
+        buses: header.buses.or_else(|| if is_bridge_class && reach != Reach::Asleep { reader.buses_from_files() } else { None }),
         bars,
         iommu_group,
         aer,
