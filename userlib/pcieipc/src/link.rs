@@ -221,7 +221,8 @@ pub unsafe trait Links {
     /// # Errors
     /// As for [`Links::reserve`], less Timeout.
     fn try_reserve(&mut self, to: Rank, len: usize) -> Result<Option<SharedMut<'_>>>;
-    /// Publishes the reserved record and wakes the reader if it sleeps.
+    /// Publishes the reserved record and wakes the reader if it sleeps; for a short record the latter may wait for [`Links::nudge`], or for what
+    /// ends or waits.
     ///
     /// # Errors
     /// EndpointRecovering and EndpointGone when the doorbell can not be rung or the record can not be moved; Timeout when it was not moved
@@ -243,6 +244,14 @@ pub unsafe trait Links {
     /// # Errors
     /// As for [`Links::commit`].
     fn release(&mut self, from: Rank) -> Result<()>;
+    /// Wakes whoever sleeps and was sent something, where [`Links::commit`] has left that for later: called before long work, during which
+    /// nobody is to sleep for want of it.
+    ///
+    /// # Errors
+    /// As for [`Links::commit`].
+    fn nudge(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Waits until one of these can be had, or the deadline. May end early, so that another thread can end it by ringing.
     ///
@@ -295,6 +304,7 @@ macro_rules! forward {
             fn receive(&mut self, from: Rank, deadline: Instant) -> Result<(RecordHeader, Shared<'_>)> { (**self).receive(from, deadline) }
             fn try_receive(&mut self, from: Rank) -> Result<Option<(RecordHeader, Shared<'_>)>> { (**self).try_receive(from) }
             fn release(&mut self, from: Rank) -> Result<()> { (**self).release(from) }
+            fn nudge(&mut self) -> Result<()> { (**self).nudge() }
             fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> { (**self).wait_for(wants, deadline) }
             fn confirm(&mut self) -> Result<()> { (**self).confirm() }
             fn survey(&mut self) -> Result<()> { (**self).survey() }

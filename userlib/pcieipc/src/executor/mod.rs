@@ -496,4 +496,6 @@ mod balance_tests;
 #[cfg(test)]
 mod checked_tests;
 #[cfg(test)]
+mod nudge_tests;
+#[cfg(test)]
 mod tests;

@@ -22,6 +22,9 @@ use crate::{
     ring::is_newer,
 };
 
+/// Combining chunks of so many bytes and more takes longer than waking those who sleep for a record before it.
+pub const WORK: usize = 16 << 10;
+
 /// A plan, and what is known of how it stores.
 pub type Planned = (Arc<Plan>, Arc<Stores>);
 
@@ -323,6 +326,9 @@ impl Run {
         if !(in_place(ins, outs)) {
             volume.loaded += ins.iter().map(|i| len * kind.size_as(i.form)).sum::<usize>() as u64;
             volume.stored += outs.iter().map(|o| len * kind.size_as(o.form)).sum::<usize>() as u64;
+            if len * kind.size() >= WORK {
+                links.nudge()?;
+            }
             let begun = self.way.timed.then(Instant::now);
             // SAFETY:
             // - input and output are borrowed by the caller of the collective for as long as this run lives, and a step's span lies

@@ -505,7 +505,7 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
         }
         peer.writer.acknowledge(peer.reader.given_back());
         let sleeps = if len < SHORT && !staged {
-            // Whether the reader sleeps is asked before this rank waits, releases or is done.
+            // Whether the reader sleeps is asked before this rank waits, releases, works for long or is done.
             if peer.writer.commit_only(header, len) {
                 *unrung |= 1 << to;
             }
@@ -556,6 +556,10 @@ unsafe impl<W: Wire> Links for RankLinks<W> {
             return Ok(());
         }
         self.ring_sleepers()
+    }
+
+    fn nudge(&mut self) -> Result<()> {
+        self.settle()
     }
 
     fn wait_for(&mut self, wants: &[Want], deadline: Instant) -> Result<()> {
