@@ -164,7 +164,8 @@ impl<L: Links> Executor<L> {
             let (peer, what) = wants.first().map_or((rank, "its turn among the calls in flight"), |want| want.of());
             return Err(Error::Timeout { rank, peer, what, waited, endpoint: None });
         }
-        Ok(())
+        // The caller may compute for long before it asks again.
+        self.links.nudge()
     }
 
     /// What the calls in flight wait for. The first always waits for something.

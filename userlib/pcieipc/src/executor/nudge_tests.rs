@@ -110,3 +110,18 @@ fn who_sleeps_is_woken_before_long_work_and_not_behind_it() {
 fn before_short_work_nobody_is_looked_after() {
     assert!(!log_of_windows(WORK / 2).contains("nudge"));
 }
+
+#[test]
+fn a_caller_that_computes_between_its_looks_leaves_nobody_asleep() {
+    let mut first = 0.5f32;
+    let (log, buffer) = (Arc::<Mutex<String>>::default(), Arc::new(AtomicPtr::new(&raw mut first)));
+    let mut ranks = loopback::group(2, 8, 4096)
+        .into_iter()
+        .map(|links| Executor::new(Noted { links, log: log.clone(), buffer: buffer.clone() }, Options::default()).unwrap());
+    let (mut zero, mut one) = (ranks.next().unwrap(), ranks.next().unwrap());
+    let by = Instant::now() + Duration::from_secs(20);
+    let request = zero.start_all_reduce(vec![1.0f32; 8], Op::Sum, by).unwrap();
+    assert_eq!(*log.lock().unwrap(), "commit nudge(0.5) ");
+    one.all_reduce(&mut [2.0f32; 8], Op::Sum, by).unwrap();
+    assert_eq!(zero.wait(request).unwrap(), [3.0; 8]);
+}
