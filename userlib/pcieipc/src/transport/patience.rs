@@ -10,8 +10,12 @@ use nix::{
 
 use crate::sys::Life;
 
-/// Pauses of a processor that a rank has for itself, about 50 µs.
+/// Pauses of a processor that a rank has for itself, about 50 µs; at least so many, however long waits were.
 const MOST_SPINS: u32 = 1000;
+const LEAST_SPINS: u32 = 16;
+/// Pauses where ranks share processors: whom this one waits for may run only when it has let go. 64 of them made an all-reduce of 256 bytes
+/// among four ranks on two processors almost twice as long.
+const CROWDED_SPINS: u32 = 4;
 /// Looks without a pause before them: a short message comes within them, and a pause would be a good part of its time.
 const KEEN: u32 = 64;
 /// A wait that ended asleep, but before this, says little of how long the next one is: much of it was the time that it takes to fall asleep
@@ -46,8 +50,7 @@ pub enum Pause {
 impl Patience {
     /// For a group of `ranks` on so many processors.
     pub fn new(ranks: usize, processors: usize) -> Self {
-        // When ranks share processors, what a rank waits for often can only happen after it has let go.
-        let (most_spins, yields) = if ranks <= processors { (MOST_SPINS, 4) } else { (64, 16) };
+        let (most_spins, yields) = if ranks <= processors { (MOST_SPINS, 4) } else { (CROWDED_SPINS, 16) };
         Self { most_spins, spins: most_spins, yields }
     }
 
@@ -71,7 +74,7 @@ impl Patience {
 
     /// The wait ended without sleep.
     pub fn was_short(&mut self) {
-        self.spins = (self.spins * 2).clamp(16, self.most_spins);
+        self.spins = (self.spins * 2).min(self.most_spins);
     }
 
     /// The wait ended asleep, after so long. Where ranks share processors the other one runs only while this one sleeps.
@@ -79,7 +82,7 @@ impl Patience {
         if waited < WORTH_SLEEP && !self.is_crowded() {
             self.was_short();
         } else {
-            self.spins = (self.spins / 2).max(16);
+            self.spins = (self.spins / 2).max(LEAST_SPINS.min(self.most_spins));
         }
     }
 }
