@@ -276,17 +276,17 @@ impl Endpoint {
         if reachable {
             self.clear_slots(mapping.slots.iter().copied());
         }
-        // One that is LIVE may be silent since a moment ago, and nobody has noticed: then it has not heard that either, and has the bus.
-        let heard = !reachable || self.iommu.protects() || self.answers();
+        // It may be silent since a moment ago, and nobody has noticed: then it has not heard that, and is missing from now on. Callers hold
+        // locks, so the monitor keeps others off it.
+        if reachable && !self.answers() {
+            self.miss(&mut hardware);
+            hardware.reached = true;
+        }
         hardware.slots &= !slot_bits(&mapping.slots);
         // SAFETY: A mapping in the list implies that the device is bound; it was told to forget the ring, or is off the bus.
         unsafe { self.take_away(&mut mapping) };
         // Before the device has the bus again, which says of later rings only that it reaches nothing.
-        if heard {
-            self.keep_if_reached(&mapping);
-        } else {
-            self.keep(&mapping);
-        }
+        self.keep_if_reached(&mapping);
         if !stopped && self.status.state() == state::LIVE {
             // Where that fails the endpoint is not LIVE any more, which is told.
             let _ = engine::reset(self, &mut hardware);

@@ -412,20 +412,26 @@ fn pages_of_one_that_does_not_answer_are_kept_from_everybody() {
 
 /// It stops answering and, before anybody looks at it, its ring is given back: it has not heard of that, and has the bus.
 fn pages_of_one_whose_silence_nobody_has_noticed_are_kept_from_everybody() {
-    machine::reload(c"link_sample_ms=60000");
+    machine::reload(c"link_sample_ms=60000 missing_ms=60000");
     let (pages, kept) = (|| machine::module_state("pages"), || machine::module_state("kept"));
     let session = Session::nth(0);
     let (serial, kept_out) = (session.info().serial, is_kept_out(&session));
     let before = (pages(), kept());
-    let channel = session.create(DATA as u64, 0).unwrap();
+    let channels = [0; 3].map(|_| session.create(DATA as u64, 0).unwrap());
     misread(serial, u32::MAX);
-    channel.destroy().unwrap();
     assert_eq!((session.state().0, &played(serial)["mastering"]), (PCIEIPC_STATE_LIVE, &json!(true)), "somebody has looked");
-    let left = if kept_out { 0 } else { (DATA / PAGE) as u64 };
+    let left = if kept_out { 0 } else { (channels.len() * DATA / PAGE) as u64 };
+    channels.into_iter().for_each(|channel| channel.destroy().unwrap());
     assert_eq!((pages(), kept()), (before.0 + left, before.1 + left));
+    // Nobody gets a further ring to lose.
+    assert_eq!(session.state().0, PCIEIPC_STATE_RECOVERING);
+    assert_eq!(session.create(DATA as u64, 0).map(drop).unwrap_err(), Errno::EIO);
     misread(serial, 0);
+    assert!(wait::until(SOON, || session.state().0 == PCIEIPC_STATE_LIVE), "{:?}", session.state());
+    drop(session);
+    let (session, before) = (Session::nth(0), (pages(), kept()));
     session.create(DATA as u64, 0).unwrap().destroy().unwrap();
-    assert_eq!((pages(), kept()), (before.0 + left, before.1 + left), "one that answers hears of it");
+    assert_eq!((pages(), kept()), before, "one that answers hears of it");
     Scene::new(&session).assert_memory_lives();
     drop(session);
     machine::reload(c"");
