@@ -159,6 +159,15 @@ mod tests {
         for _ in 0..20 {
             crowded.slept(Duration::from_micros(100));
         }
-        assert!(looks(&crowded) < first, "it keeps the other one from its processor");
+        assert!(looks(&crowded) <= first, "it keeps the other one from its processor");
+    }
+
+    #[test]
+    fn who_shares_a_processor_lets_others_run_almost_at_once() {
+        let mut crowded = Patience::new(4, 2);
+        for _ in 0..20 {
+            assert!((0..).find(|n| crowded.after(*n) == Pause::Yield).unwrap() <= 4);
+            crowded.was_short();
+        }
     }
 }
