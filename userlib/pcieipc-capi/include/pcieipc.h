@@ -32,6 +32,18 @@ typedef enum pcieipc_collective {
   PCIEIPC_COLLECTIVE_BARRIER = 9,
 } pcieipc_collective;
 
+// Which paths calls on CUDA memory may take.
+typedef enum pcieipc_cuda_path {
+  // Peer memory for each pair of devices where it is proved to work, host memory for the others.
+  PCIEIPC_CUDA_PATH_AUTO = 0,
+  // Peer memory for all, or an error.
+  PCIEIPC_CUDA_PATH_PEER = 1,
+  // Host memory for all.
+  PCIEIPC_CUDA_PATH_HOST = 2,
+  // Peer memory between ranks that share a device, host memory between devices.
+  PCIEIPC_CUDA_PATH_DEVICE = 3,
+} pcieipc_cuda_path;
+
 // How elements are combined.
 typedef enum pcieipc_op {
   // Integers wrap; 16-bit floats add in f32 and round once.
@@ -104,25 +116,43 @@ typedef enum pcieipc_type {
 // A registered buffer. It may outlive the group, but can then no more be reduced.
 typedef struct pcieipc_buffer pcieipc_buffer;
 
+// One rank's part in all-reduces of CUDA memory. Not for use by two threads at once.
+typedef struct pcieipc_cuda pcieipc_cuda;
+
 // One rank's membership in a group. Not for use by two threads at once.
 typedef struct pcieipc_group pcieipc_group;
 
 // A call that was started. It may outlive the group.
 typedef struct pcieipc_request pcieipc_request;
-// Who and what an error is about. Set everything to zero, then `size` to `sizeof(struct pcieipc_error)`: fields that later versions add
-// are found by `size`.
-typedef struct pcieipc_error {
+
+// What a rank brings to a communicator of CUDA devices; the same on all ranks but for `rank`, `device` and the times. Set everything to zero,
+// then `size` to `sizeof(struct pcieipc_cuda_options)`, then what you need: fields that later versions add are found by `size`.
+typedef struct pcieipc_cuda_options {
   // Bytes of this struct.
   size_t size;
-  // The pcieipc_status that the call answered.
-  uint32_t status;
-  // The rank that it is about (that died, is late, disagrees, called abort), or -1.
-  int32_t rank;
-  // The module's id of the endpoint that it is about, or -1.
-  int64_t endpoint;
-  // The life of that endpoint that was in use, or 0.
-  uint64_t generation;
-} pcieipc_error;
+  // The directory in which the ranks meet, not that of another group; made with mode 0700 if it is not there. Required.
+  const char *directory;
+  // This rank, from 0.
+  uint32_t rank;
+  // How many ranks there are, 1 to 16.
+  uint32_t ranks;
+  // The driver's number of this rank's device, in this process. Its primary context is used. Ranks may share a device.
+  uint32_t device;
+  // A pcieipc_cuda_path.
+  uint32_t path;
+  // How long a call waits for the others on the device, in milliseconds; 0 for the default of 30 s.
+  uint32_t deadline_ms;
+  // How long the meeting and each step of the start may take, in milliseconds; 0 for the default of 180 s. Compiling is one of them.
+  uint32_t setup_timeout_ms;
+  // The types whose kernels are loaded at the start, one bit for each pcieipc_type; 0 for all. Others are loaded at their first call.
+  uint32_t types;
+  // Most blocks of a call; 0 for the default.
+  uint32_t blocks;
+  // Not 0: after each call all ranks compare their results; a difference is PCIEIPC_STATUS_CORRUPT.
+  uint32_t checked;
+  // Always 0.
+  uint32_t reserved;
+} pcieipc_cuda_options;
 
 // What a rank brings to a meeting. Set everything to zero, then `size` to `sizeof(struct pcieipc_options)`, then what you need:
 // fields that later versions add are found by `size`.
@@ -193,6 +223,21 @@ typedef struct pcieipc_call {
   // How long the whole call may take, from its start on, in milliseconds.
   uint32_t timeout_ms;
 } pcieipc_call;
+
+// Who and what an error is about. Set everything to zero, then `size` to `sizeof(struct pcieipc_error)`: fields that later versions add
+// are found by `size`.
+typedef struct pcieipc_error {
+  // Bytes of this struct.
+  size_t size;
+  // The pcieipc_status that the call answered.
+  uint32_t status;
+  // The rank that it is about (that died, is late, disagrees, called abort), or -1.
+  int32_t rank;
+  // The module's id of the endpoint that it is about, or -1.
+  int64_t endpoint;
+  // The life of that endpoint that was in use, or 0.
+  uint64_t generation;
+} pcieipc_error;
 
 #ifdef __cplusplus
 extern "C" {
@@ -297,6 +342,36 @@ enum pcieipc_status pcieipc_receive(struct pcieipc_group *of,
 
 // Waits until all ranks have called it.
 enum pcieipc_status pcieipc_barrier(struct pcieipc_group *of, uint32_t timeout_ms);
+
+// Meets the other ranks, finds and proves the paths between their devices, and stores the communicator behind `out`. Without a driver or a device
+// it is PCIEIPC_STATUS_SYSTEM.
+enum pcieipc_status pcieipc_cuda_make(const struct pcieipc_cuda_options *given,
+                                      struct pcieipc_cuda **out);
+
+// Enqueues on `stream` (a CUstream of the device) the combination of all ranks' `from` into `to`, which may be the same but not overlap it
+// otherwise, and returns. Both are memory of this rank's device, valid until the stream has run the call, and in every replay of a graph that
+// it is captured in. An error is what an earlier call came to; what became of this one, pcieipc_cuda_check and later calls say. The first
+// call of a type that was not named at the start loads its kernels and waits for the calls before; it can not be captured.
+enum pcieipc_status pcieipc_cuda_all_reduce(struct pcieipc_cuda *of,
+                                            const void *from,
+                                            void *to,
+                                            size_t count,
+                                            uint32_t element,
+                                            uint32_t operation,
+                                            void *stream);
+
+// What the calls that have run came to: the first failure, if there was one. It does not wait; synchronize the stream first to know about all.
+enum pcieipc_status pcieipc_cuda_check(struct pcieipc_cuda *of);
+
+// Stores to `out`, which has room for `room` of them, how each rank is reached: 0 this rank itself, 1 host memory, 2 peer memory over PCIe,
+// 3 peer memory within a device or over NVLink.
+enum pcieipc_status pcieipc_cuda_paths(struct pcieipc_cuda *of, uint32_t *out, size_t room);
+
+// Makes the calls of all ranks that run, and all later ones, fail with PCIEIPC_STATUS_ABORTED and this reason.
+enum pcieipc_status pcieipc_cuda_abort(struct pcieipc_cuda *of, const char *why);
+
+// Waits for this rank's calls as long as their deadlines allow, leaves the others and frees the communicator; NULL is allowed.
+void pcieipc_cuda_free(struct pcieipc_cuda *of);
 
 // Meets the other ranks; stores the group behind `out`.
 enum pcieipc_status pcieipc_group_meet(const struct pcieipc_options *given,

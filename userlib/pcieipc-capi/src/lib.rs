@@ -8,6 +8,7 @@
 
 mod buffer;
 mod collectives;
+mod cuda;
 mod group;
 mod growing;
 mod start;
@@ -15,6 +16,7 @@ mod status;
 
 pub use buffer::*;
 pub use collectives::*;
+pub use cuda::*;
 pub use group::*;
 pub use start::*;
 pub use status::*;
@@ -29,6 +31,8 @@ const _: () = {
     }
     at!(pcieipc_options: size 0 directory 8 rank 16 ranks 20 transport 24 endpoint 28 ring_bytes 32 meeting_timeout_ms 40 algorithm 44);
     at!(pcieipc_options: helper_thread 48 tuned 52 checked 56 degraded_link_is_error 60);
+    at!(pcieipc_cuda_options: size 0 directory 8 rank 16 ranks 20 device 24 path 28 deadline_ms 32 setup_timeout_ms 36 types 40 blocks 44);
+    at!(pcieipc_cuda_options: checked 48 reserved 52);
     at!(pcieipc_agreement: size 0 ok 8 failed 12 returned 16 reserved 20);
     at!(pcieipc_error: size 0 status 8 rank 12 endpoint 16 generation 24);
     at!(pcieipc_call: size 0 collective 8 element 12 operation 16 rank 20 from 24 to 32 count 40 timeout_ms 48);

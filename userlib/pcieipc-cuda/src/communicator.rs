@@ -260,6 +260,34 @@ impl Communicator {
         self.words.set_deadline(self.rank(), deadline);
     }
 
+    /// Makes sure that a type can be reduced on a stream: where it is not among the types that the communicator was made with, its kernels are
+    /// compiled and loaded now. That waits for this rank's calls, and for its default stream. All ranks do it at the same point between
+    /// their calls, which they do when each does it before the first call of a type.
+    ///
+    /// # Errors
+    /// What an earlier call came to; `Argument` while the stream is captured; `Timeout` when this rank's calls do not end; `System`.
+    pub fn prepare(&mut self, kind: Kind, stream: Stream) -> Result<()> {
+        if self.options.kinds.contains(&kind) {
+            return Ok(());
+        }
+        self.check()?;
+        if self.device.capture(stream)?.is_some() {
+            return Err(Error::Argument(format!(
+                "{} is used for the first time while a graph is captured; make one call with it before",
+                kind.name()
+            )));
+        }
+        if !self.is_done_in_time() {
+            let (rank, waited) = (self.rank(), self.options.deadline);
+            return Err(Error::Timeout { rank, peer: rank, what: "calls before a new type", waited, endpoint: None });
+        }
+        setup::load(&*self.device, kind, &mut self.kernels)?;
+        self.warm_up_kind(kind)?;
+        self.device.synchronize(Stream(0))?;
+        self.options.kinds.push(kind);
+        Ok(())
+    }
+
     /// Enqueues an all-reduce of `input` into `output`, which may be the same tensor but not overlap it otherwise. All ranks call
     /// it with the same count, type and operation. It returns at once; [`Communicator::check`] tells what became of it.
     ///
@@ -425,12 +453,20 @@ impl Communicator {
         self.words.abort(self.rank(), why);
     }
 
-    /// Runs every kernel once, doing nothing, so that all are loaded.
-    fn warm_up(&self) -> Result<()> {
-        for function in self.kernels.values() {
+    /// Runs the kernels of a type once, doing nothing, so that all are loaded.
+    fn warm_up_kind(&self, kind: Kind) -> Result<()> {
+        for (_, function) in self.kernels.iter().filter(|((of, _), _)| *of == kind) {
             let args = Args { flags: ARG_NOOP, ..self.args };
             // SAFETY: with this flag a kernel touches nothing.
             unsafe { self.device.launch(*function, Launch { blocks: 1, threads: 96, overlap: false }, &args, Stream(0)) }?;
+        }
+        Ok(())
+    }
+
+    /// Runs every kernel once.
+    fn warm_up(&self) -> Result<()> {
+        for kind in &self.options.kinds {
+            self.warm_up_kind(*kind)?;
         }
         if let Some(engine) = &self.engine {
             engine.warm_up(&*self.device, &self.args)?;

@@ -10,7 +10,7 @@ use crate::{
     abi::{Args, Layout, MAX_RANKS, State},
     choice::{BLOCKS, LEAST_CHUNK, Path, limits},
     control::{CONTROL_BYTES, Shared, Words},
-    driver::{Device, PeerClaim, Stream, refused},
+    driver::{Device, Function, PeerClaim, Stream, refused},
     kernels,
     mailbox::{DeviceMailbox, Remote, host_mailbox},
     proof::{PATTERN_BYTES, Probe},
@@ -140,6 +140,15 @@ fn resident_blocks(all: &[Facts]) -> u32 {
     all.iter().map(of).min().unwrap_or(1).max(1)
 }
 
+/// Compiles and loads the kernels of a type; answers the one that holds copy engines back.
+pub(super) fn load(device: &dyn Device, kind: Kind, kernels: &mut HashMap<(Kind, &'static str), Function>) -> Result<Function> {
+    let module = device.kernels(Some(kind))?;
+    for name in kernels::NAMES {
+        kernels.insert((kind, name), device.function(module, name)?);
+    }
+    device.function(module, kernels::GATE)
+}
+
 pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Options) -> Result<Communicator> {
     let (rank, ranks, wait) = (group.rank(), group.ranks(), options.setup);
     if ranks > MAX_RANKS {
@@ -170,17 +179,14 @@ pub(super) fn make(mut group: Group, device: Arc<dyn Device>, mut options: Optio
     options.blocks = options.blocks.min(resident_blocks(&all));
     let alone = all.iter().filter(|other| other.pci == facts.pci).count() == 1;
 
-    let (mut kernels, mut gate) = (HashMap::new(), None);
+    let mut kernels = HashMap::new();
     // Numbers of results are compared as such.
     if options.checked && !options.kinds.contains(&Kind::U64) {
         options.kinds.push(Kind::U64);
     }
+    let mut gate = None;
     for kind in &options.kinds {
-        let module = device.kernels(Some(*kind))?;
-        for name in kernels::NAMES {
-            kernels.insert((*kind, name), device.function(module, name)?);
-        }
-        gate = Some(device.function(module, kernels::GATE)?);
+        gate = Some(load(&*device, *kind, &mut kernels)?);
     }
 
     let mut views = claims(&options, &device, rank, &all);

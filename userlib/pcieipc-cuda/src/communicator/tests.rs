@@ -17,7 +17,7 @@ use crate::{
     choice::Path,
     driver::{
         Device, PeerClaim, Stream,
-        fake::{Fake, World},
+        fake::{CAPTURED, Fake, World},
     },
 };
 
@@ -169,6 +169,28 @@ fn arguments_that_can_not_be_served_are_refused_before_anything_is_launched() {
                 assert!(matches!(call(tensor(256, 4), tensor(256, 4), Kind::F64), Err(Error::Argument(_))));
                 assert!(call(tensor(256, 4), tensor(256, 4), Kind::F32).is_ok());
             }
+        },
+    );
+}
+
+#[test]
+fn a_type_that_was_not_named_is_loaded_when_it_is_first_used_but_not_while_a_graph_is_captured() {
+    ranks(
+        two(WIDE),
+        |_| options(PathChoice::Auto),
+        |made| {
+            let mut c = made.unwrap();
+            let tensor = Tensor { at: 256, count: 4 };
+            let refused = c.prepare(Kind::F64, CAPTURED);
+            assert!(matches!(refused, Err(Error::Argument(why)) if why.contains("f64")));
+            // What is there already may be captured.
+            c.prepare(Kind::F32, CAPTURED).unwrap();
+            c.prepare(Kind::F64, Stream(1)).unwrap();
+            c.prepare(Kind::F64, CAPTURED).unwrap();
+            // SAFETY: not looked at by a device in memory.
+            unsafe { c.all_reduce(tensor, tensor, Kind::F64, Op::Sum, Stream(1)) }.unwrap();
+            c.abort("enough");
+            assert!(matches!(c.prepare(Kind::I8, Stream(1)), Err(Error::Aborted { .. })));
         },
     );
 }

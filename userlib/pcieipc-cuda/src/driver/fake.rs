@@ -53,6 +53,9 @@ impl World {
     }
 }
 
+/// The stream that a graph is captured from.
+pub const CAPTURED: Stream = Stream(9);
+
 /// One device of a world.
 #[derive(Debug)]
 pub struct Fake {
@@ -303,8 +306,8 @@ impl Device for Fake {
     fn between(&self, _: Event, _: Event) -> Result<f64> {
         Ok(0.0)
     }
-    fn capture(&self, _: Stream) -> Result<Option<u64>> {
-        Ok(None)
+    fn capture(&self, stream: Stream) -> Result<Option<u64>> {
+        Ok((stream == CAPTURED).then_some(1))
     }
     fn begin_capture(&self, _: Stream) -> Result<()> {
         Ok(())
