@@ -4,6 +4,7 @@
 
     torchrun --nproc-per-node 4 digits.py --backend pcie
     torchrun --nproc-per-node 4 digits.py --backend gloo
+    torchrun --nproc-per-node 4 digits.py --backend pcie --device cuda
 
 With --losses FILE, rank 0 writes every step's loss (mean over all ranks) and a digest of the parameters at the end.
 """
@@ -11,6 +12,7 @@ With --losses FILE, rank 0 writes every step's loss (mean over all ranks) and a 
 import argparse
 import hashlib
 import json
+import os
 import time
 
 import torch
@@ -40,7 +42,7 @@ def digest(module: torch.nn.Module) -> str:
     """Of the parameters' bits."""
     summary = hashlib.sha256()
     for parameter in module.parameters():
-        summary.update(parameter.detach().numpy().tobytes())
+        summary.update(parameter.detach().cpu().numpy().tobytes())
     return summary.hexdigest()
 
 
@@ -51,25 +53,34 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=32)
     options.add_argument("--width", type=int, default=64)
     options.add_argument("--losses")
+    options.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="with cuda, ranks share devices where there are fewer of them")
     arguments = options.parse_args()
 
     torch.set_num_threads(1)
-    if arguments.backend.endswith("pcie"):
-        import pcieipc.torch  # noqa: F401  (torch 2.5 and later finds the installed wheel by itself)
+    pcie = arguments.backend.endswith("pcie")
+    if pcie:
+        import pcieipc.torch  # torch 2.5 and later finds the installed wheel by itself
+    device = arguments.device
+    if device == "cuda":
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
     dist.init_process_group(arguments.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    pictures, labels = digits(rank, ranks)
-    trained = DistributedDataParallel(model(arguments.width))
+    pictures, labels = (part.to(device) for part in digits(rank, ranks))
+    trained = DistributedDataParallel(model(arguments.width).to(device))
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
     draw = torch.Generator().manual_seed(3 + rank)
     losses = []
     begun = time.perf_counter()
     for _ in range(arguments.steps):
-        batch = torch.randint(len(labels), (arguments.batch,), generator=draw)
+        batch = torch.randint(len(labels), (arguments.batch,), generator=draw).to(device)
         loss = torch.nn.functional.cross_entropy(trained(pictures[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
+        if pcie:
+            # No step with gradients that an error has left undone.
+            pcieipc.torch.check()
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Every collective of torch.distributed over the backend pcie gives the right result."""
 
+import zlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
 import worlds
+
+import pcieipc
+import pcieipc.torch
 
 KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 
@@ -114,6 +119,12 @@ def test_coalesced_calls_give_the_same_as_single_ones():
             for out, count in zip(outs, (2, 3)):
                 dist.all_gather_into_tensor(out, torch.full((count,), float(rank)))
         assert [o[-1].item() for o in outs] == [2.0, 2.0]
+        pair = [torch.full((c,), float(rank)) for c in (5, 7)]
+        with dist._coalescing_manager(group, device=pair[0].device, async_ops=True) as together:
+            for t in pair:
+                dist.all_reduce(t)
+        together.wait()
+        assert [t.sum().item() for t in pair] == [15.0, 21.0]
         outs = [torch.empty(2), torch.empty(3)]
         with dist._coalescing_manager(group):
             for out in outs:
@@ -161,6 +172,36 @@ def test_a_thousand_calls_in_flight_end_in_any_order_of_waiting():
         return all(t[16] == 2 * i + 1 for i, t in enumerate(many))
 
     assert worlds.run(2, body) == [True, True]
+
+
+def test_large_sums_are_made_by_several_threads_and_have_the_same_bits():
+    def body(rank, options):
+        draw = torch.Generator().manual_seed(rank)
+        answers = []
+        for count in (1 << 20, (1 << 20) + 7, 3_000_001):
+            t = torch.randn(count, generator=draw)
+            average = t.clone()
+            dist.all_reduce(t)
+            dist.all_reduce(average, op=dist.ReduceOp.AVG)
+            # As numbers: this process's parent, which makes others by fork, must not begin to compute with tensors itself.
+            answers += [zlib.crc32(t.numpy()), zlib.crc32(average.numpy())]
+        large = torch.full((1 << 21,), rank + 1, dtype=torch.int16)
+        dist.all_reduce(large)
+        assert bool((large == 6).all())
+        if rank == 2:
+            return answers
+        # Both ranks see a tensor that does not fit.
+        pair = dist.new_group([0, 1], use_local_synchronization=True, pg_options=options)
+        with pytest.raises((pcieipc.Mismatch, pcieipc.Aborted), match="disagrees with rank"):
+            dist.all_reduce(torch.ones((1 << 20) + 4096 * rank), group=pair)
+        return answers
+
+    def with_lanes(lanes):
+        options = pcieipc.torch.Options(lanes=lanes)
+        return worlds.run(3, lambda rank: body(rank, options), options=options)
+
+    one, four = with_lanes(1), with_lanes(4)
+    assert one + four == [one[0]] * 6
 
 
 def test_futures_carry_results_and_their_callbacks_may_communicate():

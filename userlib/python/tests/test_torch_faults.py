@@ -57,6 +57,19 @@ def test_the_exception_comes_through_a_backward_pass():
     assert worlds.run(3, body) == [processes.Killed(), 0, 0]
 
 
+def test_a_rank_whose_process_ends_in_order_is_not_one_that_died():
+    def body(rank):
+        t = torch.ones(10)
+        dist.all_reduce(t)
+        if rank == 0:
+            time.sleep(1.5)
+            # The others have ended, with the group still in use.
+            pcieipc.torch.check()
+        return t[0].item()
+
+    assert worlds.run(3, body, destroy=False) == [3.0] * 3
+
+
 def test_a_message_to_or_from_a_killed_rank_ends():
     def body(rank):
         t = torch.ones(1 << 20)
@@ -160,8 +173,10 @@ def test_misuse_is_refused_with_words_and_the_group_goes_on():
         for call, words in cases:
             with pytest.raises((RuntimeError, ValueError, TypeError), match=words):
                 call()
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            dist.all_reduce(meta)
+        # Later versions of torch answer for tensors without data themselves, by doing nothing.
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                dist.all_reduce(meta)
         t = torch.ones(1)
         dist.all_reduce(t)
         return t.item()
@@ -248,6 +263,8 @@ def test_ten_thousand_steps_take_no_more_memory_and_all_is_given_back(tmp_path):
         def open_files():
             return len(os.listdir("/proc/self/fd"))
 
+        # Where there is a driver, torch starts it sooner or later, once a process.
+        torch.cuda.is_available()
         before = open_files()
         worlds.start(str(tmp_path), rank, 2)
         t = torch.ones(1000)

@@ -18,6 +18,8 @@ import pcieipc.torch
 # Gloo needs a network interface of its own choice; here there is the loopback.
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 torch.set_num_threads(1)
+#: Where tensors are made that name no device; "cuda" in the tests of CUDA memory, whose ranks share the devices that there are.
+DEVICE = "cpu"
 
 
 def run(ranks: int, body: Callable[..., Any], *, backend: str = "pcie", timeout: float = 60.0, options: Any = None, destroy: bool = True) -> list[Any]:
@@ -37,6 +39,12 @@ def run(ranks: int, body: Callable[..., Any], *, backend: str = "pcie", timeout:
 
 def start(folder: str, rank: int, ranks: int, *, backend: str = "pcie", timeout: float = 60.0, options: Any = None, name: str = "store") -> None:
     """Makes the default group."""
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.set_default_device(DEVICE)
+    else:
+        # Some of torch's own functions synchronize the device wherever there is one, whatever the tensors are on.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     dist.init_process_group(
         backend,
         store=dist.FileStore(f"{folder}/{name}", ranks),

@@ -30,6 +30,7 @@ SIZES = {name: int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 for name in T
 #: Numbers of pcieipc_op.
 OPERATIONS = {"sum": 0, "prod": 1, "min": 2, "max": 3, "average": 4}
 TRANSPORTS = {"shm": 0, "kmod": 1}
+CUDA_PATHS = {"auto": 0, "peer": 1, "host": 2, "device": 3}
 ALGORITHMS = {"one-shot": 1, "two-shot": 2, "star": 3, "ring": 4, "recursive-doubling": 5, "hierarchical": 6}
 
 BIN = Path(__file__).parent / "bin"

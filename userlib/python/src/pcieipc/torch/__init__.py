@@ -4,7 +4,7 @@
     import torch.distributed as dist
     import pcieipc.torch
 
-    dist.init_process_group("pcie")                       # tensors on the CPU; "cpu:pcie,cuda:nccl" for both
+    dist.init_process_group("pcie")                       # tensors on the CPU and on CUDA devices
     dist.init_process_group("pcie", pg_options=pcieipc.torch.Options(transport="kmod"))
 
 Nothing else changes: DDP, FSDP2, ZeRO, DTensor, new_group, objects, send and receive. A collective gives the right result or raises one of
@@ -15,19 +15,22 @@ once; ``python -m pcieipc.torch`` does that ahead of time.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 
-from .._native import ALGORITHMS, TRANSPORTS, milliseconds, one_of
+from .._native import ALGORITHMS, CUDA_PATHS, TRANSPORTS, milliseconds, one_of
 from ..errors import ArgumentError
 from ._build import NotBuilt
 
@@ -40,9 +43,19 @@ def _backend() -> ModuleType:
         from ._build import load
 
         _loaded = load()
-        # A rank that ends leaves in order, so that the others know that it did not die.
         atexit.register(_loaded.leave_all)
     return _loaded
+
+
+_finalized: int | None = None
+
+
+def _leave_at_exit() -> None:
+    """A rank that ends leaves in order, so that the others know that it did not die; also one that multiprocessing made, which ends in its own way."""
+    global _finalized
+    if _finalized != os.getpid():
+        Finalize(None, _backend().leave_all, exitpriority=0)
+        _finalized = os.getpid()
 
 
 @dataclass
@@ -62,8 +75,12 @@ class Options:
     algorithm: str | None = None
     #: How long a call may take, in seconds [PCIEIPC_TIMEOUT]; the timeout that the group is made with.
     timeout: float | None = None
+    #: How many threads make an all-reduce of 2 MiB or more on the CPU [PCIEIPC_LANES]; a host's cores by its ranks, at most 4.
+    lanes: int | None = None
     #: What carries a group between hosts [PCIEIPC_OUTER]; "gloo".
     outer: str | None = None
+    #: How CUDA memory is reached [PCIEIPC_CUDA_PATH]: "auto" (default), peer memory where it is proved and host memory elsewhere; "peer", "host", "device".
+    cuda_path: str | None = None
 
     def with_environment(self) -> Options:
         """These options, with what the environment says where they say nothing."""
@@ -83,7 +100,9 @@ class Options:
             ring_bytes=of("RING_BYTES", self.ring_bytes, int) or 0,
             algorithm=of("ALGORITHM", self.algorithm, str),
             timeout=of("TIMEOUT", self.timeout, float),
+            lanes=of("LANES", self.lanes, int),
             outer=of("OUTER", self.outer, str) or "gloo",
+            cuda_path=of("CUDA_PATH", self.cuda_path, str) or "auto",
         )
 
 
@@ -130,8 +149,10 @@ def create_backend(options: Any, pg_options: Options | None = None) -> Any:
     # Everything that can be refused is refused before anybody waits.
     transport = one_of(TRANSPORTS, "transport", chosen.transport or "shm")
     algorithm = 0 if chosen.algorithm is None else one_of(ALGORITHMS, "algorithm", chosen.algorithm)
+    cuda_path = one_of(CUDA_PATHS, "cuda_path", chosen.cuda_path or "auto")
     timeout_ms = milliseconds(timeout.total_seconds())
     backend = _backend().PcieBackend
+    _leave_at_exit()
 
     hosts = _hosts(store, rank, size)
     local = next(ranks for ranks in hosts if rank in ranks)
@@ -152,7 +173,11 @@ def create_backend(options: Any, pg_options: Options | None = None) -> Any:
     if leader:
         # Only the name matters: the library makes the folder with mode 0700 and checks whose it is.
         store.set(f"pcieipc/meeting/{rank}", tempfile.mkdtemp(prefix="pcieipc-", dir=_base()))
+        # Without a channel of its own in the module for each, and the same on all ranks.
+        cores = len(os.sched_getaffinity(0)) // len(local) if transport == TRANSPORTS["shm"] else 1
+        store.set(f"pcieipc/lanes/{rank}", str(max(1, min(chosen.lanes or min(cores, 4), 16))))
     directory = store.get(f"pcieipc/meeting/{local[0]}").decode()
+    lanes = int(store.get(f"pcieipc/lanes/{local[0]}"))
     try:
         return backend(
             rank=rank,
@@ -168,6 +193,8 @@ def create_backend(options: Any, pg_options: Options | None = None) -> Any:
             outer=outer,
             owners=owners,
             shards=shards,
+            cuda_path=cuda_path,
+            lanes=lanes,
         )
     finally:
         if leader:
@@ -176,18 +203,48 @@ def create_backend(options: Any, pg_options: Options | None = None) -> Any:
             shutil.rmtree(f"{directory}-last", ignore_errors=True)
 
 
+def _compiler() -> None:
+    """Loads CUDA's compiler where torch brought it along, so that the library finds it by its name."""
+    if os.environ.get("PCIEIPC_NVRTC"):
+        return
+    import torch
+
+    for folder in sys.path + [str(Path(torch.__file__).parent / "lib")]:
+        for found in sorted(Path(folder).glob("nvidia/*/lib/libnvrtc.so.*")) + sorted(Path(folder).glob("libnvrtc*.so.*")):
+            if "builtins" in found.name or ".alt." in found.name:
+                continue
+            try:
+                ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+            except OSError:
+                continue
+            os.environ["PCIEIPC_NVRTC"] = str(found)
+            return
+
+
+def _device_stream(index: int) -> tuple[int, int, int, int]:
+    """A stream of the device for a group's collectives, in torch's words and in the driver's."""
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        raise ArgumentError("the first collective of a group on a CUDA device can not be captured in a graph: make one before")
+    _compiler()
+    stream = torch.cuda.Stream(device=index, priority=-1)
+    return stream.stream_id, stream.device_index, stream.device_type, stream.cuda_stream
+
+
 def _of(group: dist.ProcessGroup | None) -> Any:
     group = dist.group.WORLD if group is None else group
     if group is None:
         raise ArgumentError("there is no group: call init_process_group first")
-    import torch
-
-    found = group._get_backend(torch.device("cpu"))
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another one around it.
-    found = getattr(found, "wrapped_pg", found)
-    if not isinstance(found, _backend().PcieBackend):
-        raise ArgumentError(f"the group's backend is {type(found).__name__}, not pcie")
-    return found
+    seen: list[str] = []
+    for device in group._device_types:
+        found = group._get_backend(device)
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another one around it.
+        found = getattr(found, "wrapped_pg", found)
+        if isinstance(found, _backend().PcieBackend):
+            return found
+        seen.append(type(found).__name__)
+    raise ArgumentError(f"the group's backend is {', '.join(seen)}, not pcie")
 
 
 def survivors(group: dist.ProcessGroup | None = None, *, timeout: float = 30.0) -> list[int]:
@@ -218,8 +275,9 @@ def shrink(store: dist.Store, *, name: str, timeout: float = 30.0, options: Opti
 
 
 def check(group: dist.ProcessGroup | None = None) -> None:
-    """Raises what has ended the group, or `PeerDied` when a rank's process has ended; otherwise returns at once. It does not communicate.
+    """Raises what has ended the group, or `PeerDied` when a rank's process has ended. It does not communicate.
 
+    Without collectives of CUDA memory it returns at once; with them it waits until those have run, and the caller's stream with them.
     Called before ``optimizer.step()``, it keeps a step from being made with gradients that an error has left undone.
     """
     _of(group).check()

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "device.h"
 #include "elements.h"
 #include "failure.h"
 #include "lane.h"
@@ -36,7 +37,14 @@ struct Settings {
   // Where the group spans hosts: the whole group's outer backend, that of the owners of this rank's shard, and how many shards there are.
   c10::intrusive_ptr<c10d::Backend> outer, owners;
   int shards;
+  // A pcieipc_cuda_path.
+  uint32_t cuda_path;
+  // How many threads make a large all-reduce on the CPU.
+  int lanes;
 };
+
+// From how many bytes on an all-reduce on the CPU is divided among threads.
+constexpr size_t DIVIDED = 2 << 20;
 
 // How many groups of this process have an endpoint of the module.
 inline std::atomic<int> endpoints_held{0};
@@ -55,7 +63,7 @@ class PcieBackend final : public c10d::Backend {
   // Makes the further calls of all ranks fail with this reason, once what was asked for before has ended.
   void abort_with(const std::string& why);
 
-  // Throws what has ended the group, or that a rank has died. Does not wait.
+  // Throws what has ended the group, or that a rank has died. Waits for the calls on a device that were enqueued, and for nothing else.
   void check_group();
 
   // Goes on without the ranks that are lost; answers which ranks of the group are left. Only for making a new group of them.
@@ -65,6 +73,10 @@ class PcieBackend final : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+
+  // Between these two every call goes as it would alone; the work that the second answers is that of all of them.
+  void startCoalescing() override { on_device_was_used_ = false; }
+  WorkPtr endCoalescing() override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -109,12 +121,17 @@ class PcieBackend final : public c10d::Backend {
   static std::mutex& living_mutex();
   static std::set<PcieBackend*>& living();
   Group meet(const std::string& directory, uint32_t transport, Clock::time_point deadline);
+  struct Helper {
+    Group group;
+    std::unique_ptr<Lane> lane;
+  };
   Post& post();
   void member(int64_t rank, const char* what, const char* role) const {
     if (rank < 0 || rank >= size_) refuse(std::string(what) + ": " + role + " " + std::to_string(rank) + " is no rank of this group of " + std::to_string(size_));
   }
 
   void other(int rank, const char* what) const;
+  WorkPtr receive(const Tensor& tensor, int from, int tag, OpType type, const char* title);
   milliseconds timeout_of(milliseconds asked) const { return asked > milliseconds::zero() ? asked : settings_.timeout; }
 
   // Throws what a call of the library answered; its ranks count in this host.
@@ -130,6 +147,21 @@ class PcieBackend final : public c10d::Backend {
   std::exception_ptr attempt(const char* what, const std::function<void()>& body);
   WorkPtr run(OpType op, const char* title, const char* what, const Tensors& inputs, Tensors outputs, milliseconds timeout,
               std::function<void(uint32_t)> body);
+
+  WorkPtr run_on_device(c10::Device device, OpType op, const char* title, const char* what, const Tensors& inputs, Tensors outputs,
+                        milliseconds timeout, const std::function<void(uint32_t)>& body);
+
+  // ---- What bodies are made of: contiguous tensors, all on the CPU or all on the device.
+
+  void make_all_reduce(const Tensor& flat, const Reduction& how, uint32_t ms, const char* what);
+  // Each thread has a group of its own, and a part of the elements.
+  void divide_all_reduce(const Tensor& flat, const Reduction& how, uint32_t ms, const char* what);
+  void make_helpers(uint32_t ms);
+  // `to` is defined on the root.
+  void make_reduce(const Tensor& from, const Tensor& to, const Reduction& how, int root, uint32_t ms);
+  void make_reduce_scatter(const Tensor& from, const Tensor& to, const Reduction& how, uint32_t ms);
+  void make_broadcast(const Tensor& flat, int root, uint32_t ms, const char* what);
+  void make_all_gather(const Tensor& from, const Tensor& to, uint32_t ms, const char* what);
 
   // ---- All-reduce
 
@@ -177,6 +209,12 @@ class PcieBackend final : public c10d::Backend {
   // Part p of `from` goes to rank p; parts may have any length. All ranks first learn all lengths, so a disagreement is the same error on
   // all of them and the group goes on.
   void exchange(Tensors from, const Tensors& to, uint32_t ms);
+  // The longest part of all ranks in bytes, and the shortest.
+  std::pair<int64_t, int64_t> longest_part(const Tensors& from, const Tensors& to, uint32_t ms);
+
+  // On the device all parts are as long as the longest, which ranks with parts of different lengths agree on by way of the host.
+  int64_t agree_on_parts(const Tensors& from, const Tensors& to, milliseconds timeout);
+  void exchange_on_device(const Tensors& from, const Tensors& to, int64_t most);
 
   const Settings settings_;
   const pid_t process_ = getpid();
@@ -188,8 +226,12 @@ class PcieBackend final : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   std::mutex leaving_;
   std::unique_ptr<Post> post_;
+  std::shared_ptr<OnDevice> on_device_;
+  std::atomic<bool> on_device_was_used_{false};
   // In this order, so that the first ends before what it hands on to.
   std::unique_ptr<Lane> last_lane_, lane_;
+  // Beside the group's own thread, for large all-reduces; made with the first of these.
+  std::vector<Helper> helpers_;
 };
 
 }  // namespace pcieipc_torch

@@ -82,12 +82,11 @@ inline Reduction reduction_of(const Tensor& tensor, const ReduceOp& op, const ch
   }
 }
 
-// A dense tensor on the host, or a clear error.
+// A dense tensor on the host or on a CUDA device, or a clear error.
 inline void dense(const Tensor& tensor, const char* what) {
   if (!tensor.defined()) refuse(std::string(what) + ": a tensor is not defined");
-  if (!tensor.device().is_cpu()) {
-    refuse(std::string("not supported: ") + what + " of a tensor on " + tensor.device().str() +
-           "; the backend pcie takes tensors on the CPU (use \"cpu:pcie,cuda:nccl\", or copy the tensor)");
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    refuse(std::string("not supported: ") + what + " of a tensor on " + tensor.device().str() + "; the backend pcie takes tensors on the CPU and on CUDA devices");
   }
   if (tensor.layout() != at::kStrided) refuse(std::string("not supported: ") + what + " of a sparse tensor; pass tensor.to_dense()");
 }

@@ -15,10 +15,15 @@ WorkPtr PcieBackend::alltoall_base(Tensor& output, Tensor& input, std::vector<in
   const auto from = parts(input, input_splits, "input"), to = parts(output, output_splits, "output");
   if (settings_.outer) return settings_.outer->alltoall_base(output, input, output_splits, input_splits, opts);
   const Tensor in = input, out = output;
-  return run(OpType::ALLTOALL_BASE, "pcie:all_to_all", "all_to_all", {in}, {out}, opts.timeout, [this, in, out, from, to](uint32_t ms) {
+  // Without splits all parts are as long, here and on the other ranks.
+  const bool even = input_splits.empty() && output_splits.empty();
+  int64_t most = input.nbytes() / size_;
+  if (!in.is_cpu() && !even) most = agree_on_parts(cut(in.contiguous(), from), cut(out.contiguous(), to), opts.timeout);
+  return run(OpType::ALLTOALL_BASE, "pcie:all_to_all", "all_to_all", {in}, {out}, opts.timeout, [this, in, out, from, to, most](uint32_t ms) {
     const auto source = in.contiguous();
     auto target = out.contiguous();
-    exchange(cut(source, from), cut(target, to), ms);
+    if (in.is_cpu()) exchange(cut(source, from), cut(target, to), ms);
+    else exchange_on_device(cut(source, from), cut(target, to), most);
     give_back(out, target);
   });
 }
@@ -35,7 +40,12 @@ WorkPtr PcieBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::All
   }
   if (settings_.outer) return settings_.outer->alltoall(outputs, inputs, opts);
   const Tensors from = inputs, to = outputs;
-  return run(OpType::ALLTOALL, "pcie:all_to_all", "all_to_all", from, to, opts.timeout, [this, from, to](uint32_t ms) {
+  const auto most = from[0].is_cpu() ? 0 : agree_on_parts(from, to, opts.timeout);
+  return run(OpType::ALLTOALL, "pcie:all_to_all", "all_to_all", from, to, opts.timeout, [this, from, to, most](uint32_t ms) {
+    if (!from[0].is_cpu()) {
+      exchange_on_device(from, to, most);
+      return;
+    }
     Tensors sources, targets;
     for (const auto& tensor : from) sources.push_back(tensor.contiguous());
     for (const auto& tensor : to) targets.push_back(tensor.contiguous());
@@ -74,13 +84,12 @@ Tensors PcieBackend::cut(const Tensor& flat, const std::vector<int64_t>& counts)
   return pieces;
 }
 
-void PcieBackend::exchange(Tensors from, const Tensors& to, uint32_t ms) {
-  const char* what = "all_to_all";
+std::pair<int64_t, int64_t> PcieBackend::longest_part(const Tensors& from, const Tensors& to, uint32_t ms) {
   const size_t ranks = size_;
   std::vector<int64_t> own, all(2 * ranks * ranks);
   for (const auto& part : from) own.push_back(part.nbytes());
   for (const auto& part : to) own.push_back(part.nbytes());
-  check(pcieipc_all_gather(group_.get(), own.data(), all.data(), own.size(), PCIEIPC_TYPE_I64, ms), what, ms);
+  check(pcieipc_all_gather(group_.get(), own.data(), all.data(), own.size(), PCIEIPC_TYPE_I64, ms), "all_to_all", ms);
   int64_t most = 0, least = INT64_MAX;
   for (size_t s = 0; s < ranks; ++s) {
     for (size_t d = 0; d < ranks; ++d) {
@@ -93,6 +102,13 @@ void PcieBackend::exchange(Tensors from, const Tensors& to, uint32_t ms) {
       least = std::min(least, sent);
     }
   }
+  return {most, least};
+}
+
+void PcieBackend::exchange(Tensors from, const Tensors& to, uint32_t ms) {
+  const char* what = "all_to_all";
+  const size_t ranks = size_;
+  const auto [most, least] = longest_part(from, to, ms);
   if (most == 0) return;
   bool shared = false;
   for (const auto& a : from)

@@ -63,6 +63,16 @@ inline Failure last_failure(pcieipc_status status, const std::string& what, uint
   std::rethrow_exception(as_exception({status, text}));
 }
 
+// Removes the folder of a meeting that is over. Not by std::filesystem: torch's libraries bring another one of that along.
+inline void remove_folder(const std::string& folder) {
+  if (!Py_IsInitialized()) return;
+  py::gil_scoped_acquire gil;
+  try {
+    py::module_::import("shutil").attr("rmtree")(folder, true);
+  } catch (py::error_already_set&) {
+  }
+}
+
 inline uint32_t clamp_ms(milliseconds given) {
   return static_cast<uint32_t>(std::clamp<int64_t>(given.count(), 1, UINT32_MAX));
 }

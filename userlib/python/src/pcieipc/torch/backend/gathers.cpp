@@ -8,11 +8,10 @@ WorkPtr PcieBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
   const auto tensor = only(tensors, "broadcast");
   member(opts.rootRank, "broadcast", "root");
   if (settings_.outer) return settings_.outer->broadcast(tensors, opts);
-  const auto root = static_cast<uint32_t>(opts.rootRank);
+  const auto root = static_cast<int>(opts.rootRank);
   return run(OpType::BROADCAST, "pcie:broadcast", "broadcast", {tensor}, {tensor}, opts.timeout, [this, tensor, root](uint32_t ms) {
     auto flat = tensor.contiguous();
-    const auto span = span_of(flat);
-    check(pcieipc_broadcast(group_.get(), span.at, span.count, span.element, root, ms), "broadcast", ms);
+    make_broadcast(flat, root, ms, "broadcast");
     give_back(tensor, flat);
   });
 }
@@ -62,8 +61,7 @@ WorkPtr PcieBackend::allgather_into(const Tensors& outputs, const Tensors& input
     for (size_t i = 0; i < inputs.size(); ++i) {
       auto source = inputs[i].contiguous(), target = outputs[i].contiguous();
       if (overlap(source, target)) source = source.clone();
-      const auto span = span_of(source);
-      check(pcieipc_all_gather(group_.get(), span.at, target.data_ptr(), span.count, span.element, ms), "all_gather_into_tensor", ms);
+      make_all_gather(source, target, ms, "all_gather_into_tensor");
       give_back(outputs[i], target);
     }
   });
@@ -74,8 +72,7 @@ void PcieBackend::gather_all(const Tensors& list, const Tensor& input, uint32_t 
   const bool in_place = adjacent(list);
   auto all = in_place ? view_of(list) : at::empty({static_cast<int64_t>(list.size()), input.numel()}, input.options().requires_grad(false));
   if (overlap(all, source)) source = source.clone();
-  const auto span = span_of(source);
-  check(pcieipc_all_gather(group_.get(), span.at, all.data_ptr(), span.count, span.element, ms), "all_gather", ms);
+  make_all_gather(source, all, ms, "all_gather");
   if (in_place) return;
   for (size_t rank = 0; rank < list.size(); ++rank) list[rank].copy_(all[static_cast<int64_t>(rank)].view(list[rank].sizes()));
 }
@@ -90,6 +87,13 @@ WorkPtr PcieBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, cons
   if (rank_ == root) gathered(list, input, "gather");
   if (settings_.outer) return settings_.outer->gather(outputs, inputs, opts);
   return run(OpType::GATHER, "pcie:gather", "gather", {input}, list, opts.timeout, [this, list, input, root](uint32_t ms) {
+    if (!input.is_cpu()) {
+      // All ranks get all: nothing on the device goes to one rank only.
+      const auto all = at::empty({size_, input.numel()}, input.options().requires_grad(false));
+      make_all_gather(input.contiguous(), all, ms, "gather");
+      for (int from = 0; from < static_cast<int>(list.size()); ++from) list[from].copy_(all[from].view(list[from].sizes()));
+      return;
+    }
     if (rank_ != root) {
       const auto flat = input.contiguous();
       const auto span = span_of(flat);
@@ -119,6 +123,12 @@ WorkPtr PcieBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, con
   if (rank_ == root) gathered(list, output, "scatter");
   if (settings_.outer) return settings_.outer->scatter(outputs, inputs, opts);
   return run(OpType::SCATTER, "pcie:scatter", "scatter", list, {output}, opts.timeout, [this, list, output, root](uint32_t ms) {
+    if (!output.is_cpu()) {
+      const auto all = rank_ == root ? flatten(list).view({size_, output.numel()}) : at::empty({size_, output.numel()}, output.options().requires_grad(false));
+      make_broadcast(all, root, ms, "scatter");
+      output.copy_(all[rank_].view(output.sizes()));
+      return;
+    }
     if (rank_ != root) {
       auto flat = output.contiguous();
       const auto span = span_of(flat);

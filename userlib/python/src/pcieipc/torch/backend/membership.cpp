@@ -24,6 +24,7 @@ PcieBackend::PcieBackend(Settings settings) : Backend(settings.rank, settings.si
   const auto all_here = pcieipc_barrier(group_.get(), ms);
   if (all_here != PCIEIPC_STATUS_OK) std::rethrow_exception(as_exception(last_failure(all_here, "making the group", ms)));
   lane_ = std::make_unique<Lane>();
+  on_device_ = std::make_shared<OnDevice>(settings_.directory + "-cuda", rank_, size_, settings_.cuda_path, settings_.timeout, settings_.meeting_timeout);
   if (settings_.transport == PCIEIPC_TRANSPORT_KMOD) ++endpoints_held;
   std::lock_guard<std::mutex> lock(living_mutex());
   living().insert(this);
@@ -45,6 +46,11 @@ void PcieBackend::leave() {
     (void)last_lane_.release();
     (void)group_.release();
     (void)last_.release();
+    for (auto& helper : helpers_) {
+      (void)helper.lane.release();
+      (void)helper.group.release();
+    }
+    if (on_device_) on_device_->forget();
     return;
   }
   std::optional<py::gil_scoped_release> released;
@@ -52,6 +58,9 @@ void PcieBackend::leave() {
   std::lock_guard<std::mutex> lock(leaving_);
   lane_.reset();
   last_lane_.reset();
+  // The thread before has ended, so these are idle.
+  helpers_.clear();
+  if (on_device_) on_device_->leave();
   post_.reset();
   if (group_ && settings_.transport == PCIEIPC_TRANSPORT_KMOD) --endpoints_held;
   group_.reset();
@@ -62,7 +71,10 @@ void PcieBackend::leave_all() {
   std::vector<c10::intrusive_ptr<PcieBackend>> all;
   {
     std::lock_guard<std::mutex> lock(living_mutex());
-    for (auto* one : living()) all.push_back(c10::intrusive_ptr<PcieBackend>::unsafe_reclaim_from_nonowning(one));
+    for (auto* one : living()) {
+      // Those of a parent before a fork are none of this process's.
+      if (one->process_ == getpid()) all.push_back(c10::intrusive_ptr<PcieBackend>::unsafe_reclaim_from_nonowning(one));
+    }
   }
   for (auto& one : all) {
     // The process ends: who waits for a rank that does not come is not waited for, and lives until then.
@@ -78,6 +90,7 @@ bool PcieBackend::is_idle_within(milliseconds patience) {
 
 void PcieBackend::abort_with(const std::string& why) {
   if (!lane_) return;
+  on_device_->abort(why);
   lane_->add([this, why] {
     pcieipc_group_abort(group_.get(), why.c_str());
     if (!broken()) end_with(Failure{"Aborted", "aborted by this rank: " + why, rank_});
@@ -85,6 +98,9 @@ void PcieBackend::abort_with(const std::string& why) {
 }
 
 void PcieBackend::check_group() {
+  if (on_device_) {
+    for (const auto& stream : on_device_->streams()) stream.synchronize();
+  }
   auto failure = broken();
   std::lock_guard<std::mutex> lock(leaving_);
   if (!failure && post_) failure = post_->lost();
@@ -93,7 +109,9 @@ void PcieBackend::check_group() {
 }
 
 std::optional<Failure> PcieBackend::broken() {
+  auto on_device = on_device_ ? on_device_->failure() : std::nullopt;
   std::lock_guard<std::mutex> lock(broken_mutex_);
+  if (!broken_) broken_ = std::move(on_device);
   return broken_;
 }
 
@@ -174,21 +192,6 @@ std::exception_ptr PcieBackend::attempt(const char* what, const std::function<vo
     end_with(Failure{"Internal", error.what()});
     return std::current_exception();
   }
-}
-
-WorkPtr PcieBackend::run(OpType op, const char* title, const char* what, const Tensors& inputs, Tensors outputs, milliseconds timeout,
-            std::function<void(uint32_t)> body) {
-  if (!lane_) refuse(std::string(what) + ": this rank has left the group", "Aborted");
-  ++sequence_;
-  auto work = c10::make_intrusive<PcieWork>(op, title, inputs, std::move(outputs));
-  const auto ms = clamp_ms(timeout_of(timeout));
-  lane_->add([this, work, what, ms, body = std::move(body)]() mutable {
-    const auto error = attempt(what, [&] { body(ms); });
-    // The tensors are the caller's again.
-    body = nullptr;
-    work->complete(error);
-  });
-  return work;
 }
 
 Post& PcieBackend::post() {

@@ -25,13 +25,13 @@ PYBIND11_MODULE(_backend, m) {
   py::class_<PcieBackend, c10d::Backend, c10::intrusive_ptr<PcieBackend>>(m, "PcieBackend")
       .def(py::init([](int rank, int size, int64_t timeout_ms, int64_t meeting_timeout_ms, std::string directory, std::vector<int> local, uint32_t transport, int endpoint,
                        size_t ring_bytes, uint32_t algorithm, const c10::intrusive_ptr<c10d::Backend>& outer,
-                       const c10::intrusive_ptr<c10d::Backend>& owners, int shards) {
+                       const c10::intrusive_ptr<c10d::Backend>& owners, int shards, uint32_t cuda_path, int lanes) {
              py::gil_scoped_release released;
              return c10::make_intrusive<PcieBackend>(Settings{rank, size, milliseconds(timeout_ms), milliseconds(meeting_timeout_ms), std::move(directory), std::move(local), transport,
-                                                              endpoint, ring_bytes, algorithm, outer, owners, shards});
+                                                              endpoint, ring_bytes, algorithm, outer, owners, shards, cuda_path, lanes});
            }),
            py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("timeout_ms"), py::arg("meeting_timeout_ms"), py::arg("directory"), py::arg("local"), py::arg("transport"),
-           py::arg("endpoint"), py::arg("ring_bytes"), py::arg("algorithm"), py::arg("outer"), py::arg("owners"), py::arg("shards"))
+           py::arg("endpoint"), py::arg("ring_bytes"), py::arg("algorithm"), py::arg("outer"), py::arg("owners"), py::arg("shards"), py::arg("cuda_path"), py::arg("lanes"))
       .def("leave", &PcieBackend::leave)
       .def("abort_with", &PcieBackend::abort_with, py::call_guard<py::gil_scoped_release>())
       .def("check", &PcieBackend::check_group, py::call_guard<py::gil_scoped_release>())

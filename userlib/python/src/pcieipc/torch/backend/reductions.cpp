@@ -2,6 +2,7 @@
 // Collectives that combine elements.
 #include <algorithm>
 #include <cstring>
+#include <future>
 
 #include "backend.h"
 
@@ -33,19 +34,76 @@ WorkPtr PcieBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 
 WorkPtr PcieBackend::reduce_all(const Tensors& tensors, const ReduceOp& op, OpType type, milliseconds timeout) {
   const auto how = reduction_of(tensors[0], op, "all_reduce");
-  if (settings_.outer) return reduce_all_between_hosts(tensors, op, how, type, timeout);
+  if (settings_.outer) {
+    for (const auto& tensor : tensors) {
+      if (!tensor.is_cpu()) refuse("not supported: all_reduce of CUDA memory in a group that spans hosts");
+    }
+    return reduce_all_between_hosts(tensors, op, how, type, timeout);
+  }
   return run(type, "pcie:all_reduce", "all_reduce", tensors, tensors, timeout, [this, tensors, how](uint32_t ms) {
     for (const auto& tensor : tensors) {
       const auto real = real_view(tensor);
       auto flat = real.contiguous();
       if (how.bits != Bits::None) combine_bits(flat, how.bits, ms);
-      else check(pcieipc_all_reduce(group_.get(), flat.data_ptr(), flat.numel(), how.element, how.operation, ms), "all_reduce", ms);
+      else make_all_reduce(flat, how, ms, "all_reduce");
       give_back(real, flat);
     }
   });
 }
 
+void PcieBackend::make_helpers(uint32_t ms) {
+  const auto deadline = Clock::now() + milliseconds(ms);
+  std::vector<Helper> made;
+  for (int lane = 1; lane < settings_.lanes; ++lane) {
+    const auto directory = settings_.directory + "-lane-" + std::to_string(lane);
+    made.push_back({meet(directory, PCIEIPC_TRANSPORT_SHM, deadline), std::make_unique<Lane>()});
+    if (local_rank_ == 0) remove_folder(directory);
+  }
+  helpers_ = std::move(made);
+}
+
+void PcieBackend::divide_all_reduce(const Tensor& flat, const Reduction& how, uint32_t ms, const char* what) {
+  if (helpers_.empty()) make_helpers(ms);
+  const auto lanes = static_cast<int64_t>(helpers_.size()) + 1, count = flat.numel();
+  // Whole lines of the cache, so that no two threads store to one.
+  const auto each = (count / lanes + 63) / 64 * 64;
+  auto* at = static_cast<char*>(flat.data_ptr());
+  const auto part = [&](pcieipc_group* group, int64_t lane) {
+    const auto begin = each * lane, end = lane + 1 == lanes ? count : begin + each;
+    return pcieipc_all_reduce(group, at + begin * flat.element_size(), end - begin, how.element, how.operation, ms);
+  };
+  std::vector<std::promise<std::optional<Failure>>> promises(helpers_.size());
+  for (size_t i = 0; i < helpers_.size(); ++i) {
+    helpers_[i].lane->add([&, i] {
+      const auto status = part(helpers_[i].group.get(), static_cast<int64_t>(i) + 1);
+      promises[i].set_value(status == PCIEIPC_STATUS_OK ? std::nullopt : std::make_optional(last_failure(status, what, ms)));
+    });
+  }
+  const auto status = part(group_.get(), 0);
+  auto failure = status == PCIEIPC_STATUS_OK ? std::nullopt : std::make_optional(last_failure(status, what, ms));
+  // All of them, whatever became of one: they use the tensor.
+  for (auto& promise : promises) {
+    auto other = promise.get_future().get();
+    if (!failure) failure = std::move(other);
+  }
+  if (!failure) return;
+  if (failure->rank >= 0 && failure->rank < local_size_) failure->rank = settings_.local[failure->rank];
+  throw Refused{*failure};
+}
+
 void PcieBackend::combine_bits(Tensor& flat, Bits bits, uint32_t ms) {
+  if (!flat.is_cpu()) {
+    const auto line = flat.view({-1});
+    const auto all = at::empty({size_, line.numel()}, line.options());
+    make_all_gather(line, all, ms, "a bitwise reduction");
+    line.copy_(all[0]);
+    for (int rank = 1; rank < size_; ++rank) {
+      if (bits == Bits::And) line.bitwise_and_(all[rank]);
+      else if (bits == Bits::Or) line.bitwise_or_(all[rank]);
+      else line.bitwise_xor_(all[rank]);
+    }
+    return;
+  }
   auto* at = static_cast<uint8_t*>(flat.data_ptr());
   const auto bytes = static_cast<size_t>(flat.nbytes());
   const size_t piece = std::min<size_t>(bytes, 1 << 20);
@@ -102,9 +160,9 @@ WorkPtr PcieBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   member(opts.rootRank, "reduce", "root");
   const auto how = reduction_of(tensor, opts.reduceOp, "reduce");
   if (settings_.outer) return settings_.outer->reduce(tensors, opts);
-  const auto root = static_cast<uint32_t>(opts.rootRank);
+  const auto root = static_cast<int>(opts.rootRank);
   return run(OpType::REDUCE, "pcie:reduce", "reduce", {tensor}, {tensor}, opts.timeout, [this, tensor, how, root](uint32_t ms) {
-    const bool here = rank_ == static_cast<int>(root);
+    const bool here = rank_ == root;
     auto flat = real_view(tensor).contiguous();
     if (how.bits != Bits::None) {
       auto copy = flat.clone();
@@ -113,7 +171,7 @@ WorkPtr PcieBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
       return;
     }
     auto to = here ? at::empty_like(flat) : Tensor();
-    check(pcieipc_reduce(group_.get(), flat.data_ptr(), here ? to.data_ptr() : nullptr, flat.numel(), how.element, how.operation, root, ms), "reduce", ms);
+    make_reduce(flat, to, how, root, ms);
     if (here) real_view(tensor).copy_(to);
   });
 }
@@ -160,7 +218,7 @@ void PcieBackend::scatter_reduced(const Tensor& output, const Tensor& input, con
     return;
   }
   if (overlap(source, target)) target = at::empty_like(target);
-  check(pcieipc_reduce_scatter(group_.get(), source.data_ptr(), target.data_ptr(), target.numel(), how.element, how.operation, ms), "reduce_scatter", ms);
+  make_reduce_scatter(source, target, how, ms);
   give_back(real, target);
 }
 
