@@ -125,6 +125,21 @@ typedef struct pcieipc_group pcieipc_group;
 // A call that was started. It may outlive the group.
 typedef struct pcieipc_request pcieipc_request;
 
+// Who and what an error is about. Set everything to zero, then `size` to `sizeof(struct pcieipc_error)`: fields that later versions add
+// are found by `size`.
+typedef struct pcieipc_error {
+  // Bytes of this struct.
+  size_t size;
+  // The pcieipc_status that the call answered.
+  uint32_t status;
+  // The rank that it is about (that died, is late, disagrees, called abort), or -1.
+  int32_t rank;
+  // The module's id of the endpoint that it is about, or -1.
+  int64_t endpoint;
+  // The life of that endpoint that was in use, or 0.
+  uint64_t generation;
+} pcieipc_error;
+
 // What a rank brings to a communicator of CUDA devices; the same on all ranks but for `rank`, `device` and the times. Set everything to zero,
 // then `size` to `sizeof(struct pcieipc_cuda_options)`, then what you need: fields that later versions add are found by `size`.
 typedef struct pcieipc_cuda_options {
@@ -223,21 +238,6 @@ typedef struct pcieipc_call {
   // How long the whole call may take, from its start on, in milliseconds.
   uint32_t timeout_ms;
 } pcieipc_call;
-
-// Who and what an error is about. Set everything to zero, then `size` to `sizeof(struct pcieipc_error)`: fields that later versions add
-// are found by `size`.
-typedef struct pcieipc_error {
-  // Bytes of this struct.
-  size_t size;
-  // The pcieipc_status that the call answered.
-  uint32_t status;
-  // The rank that it is about (that died, is late, disagrees, called abort), or -1.
-  int32_t rank;
-  // The module's id of the endpoint that it is about, or -1.
-  int64_t endpoint;
-  // The life of that endpoint that was in use, or 0.
-  uint64_t generation;
-} pcieipc_error;
 
 #ifdef __cplusplus
 extern "C" {
@@ -350,8 +350,9 @@ enum pcieipc_status pcieipc_cuda_make(const struct pcieipc_cuda_options *given,
 
 // Enqueues on `stream` (a CUstream of the device) the combination of all ranks' `from` into `to`, which may be the same but not overlap it
 // otherwise, and returns. Both are memory of this rank's device, valid until the stream has run the call, and in every replay of a graph that
-// it is captured in. An error is what an earlier call came to; what became of this one, pcieipc_cuda_check and later calls say. The first
-// call of a type that was not named at the start loads its kernels and waits for the calls before; it can not be captured.
+// it is captured in. The stream must live until a call on another one was enqueued, or the communicator is freed. An error is what an earlier
+// call came to; what became of this one, pcieipc_cuda_check and later calls say. The first call of a type that was not named at the start loads
+// its kernels and waits for the calls before; it can not be captured.
 enum pcieipc_status pcieipc_cuda_all_reduce(struct pcieipc_cuda *of,
                                             const void *from,
                                             void *to,

@@ -156,8 +156,9 @@ pub unsafe extern "C" fn pcieipc_cuda_make(given: *const pcieipc_cuda_options, o
 
 /// Enqueues on `stream` (a CUstream of the device) the combination of all ranks' `from` into `to`, which may be the same but not overlap it
 /// otherwise, and returns. Both are memory of this rank's device, valid until the stream has run the call, and in every replay of a graph that
-/// it is captured in. An error is what an earlier call came to; what became of this one, pcieipc_cuda_check and later calls say. The first
-/// call of a type that was not named at the start loads its kernels and waits for the calls before; it can not be captured.
+/// it is captured in. The stream must live until a call on another one was enqueued, or the communicator is freed. An error is what an earlier
+/// call came to; what became of this one, pcieipc_cuda_check and later calls say. The first call of a type that was not named at the start loads
+/// its kernels and waits for the calls before; it can not be captured.
 #[no_mangle]
 pub unsafe extern "C" fn pcieipc_cuda_all_reduce(
     of: *mut pcieipc_cuda,

@@ -13,6 +13,7 @@ backend ``pcie`` with torch.distributed.
 
 from ._native import library_version
 from .communicator import Agreement, Buffer, Communicator
+from .cuda import CudaCommunicator
 from .errors import (
     Aborted,
     ArgumentError,
@@ -40,6 +41,7 @@ __all__ = [
     "Buffer",
     "Communicator",
     "Corrupt",
+    "CudaCommunicator",
     "DeviceError",
     "EndpointGone",
     "EndpointRecovering",

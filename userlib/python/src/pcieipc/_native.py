@@ -57,6 +57,25 @@ class Options(ctypes.Structure):
     ]
 
 
+class CudaOptions(ctypes.Structure):
+    """struct pcieipc_cuda_options"""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("directory", c_char_p),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("device", c_uint32),
+        ("path", c_uint32),
+        ("deadline_ms", c_uint32),
+        ("setup_timeout_ms", c_uint32),
+        ("types", c_uint32),
+        ("blocks", c_uint32),
+        ("checked", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
 class AgreementRecord(ctypes.Structure):
     """struct pcieipc_agreement"""
 
@@ -124,6 +143,11 @@ def _load() -> ctypes.CDLL:
         "barrier": [group, number],
         "buffer_register": [group, size, number, number, at],
         "buffer_all_reduce": [group, c_void_p, number, number],
+        "cuda_make": [POINTER(CudaOptions), at],
+        "cuda_all_reduce": [c_void_p, data, data, size, number, number, c_void_p],
+        "cuda_check": [c_void_p],
+        "cuda_paths": [c_void_p, POINTER(c_uint32), size],
+        "cuda_abort": [c_void_p, c_char_p],
         "last_error_detail": [POINTER(ErrorDetail)],
     }
     for name, arguments in signatures.items():
@@ -133,6 +157,7 @@ def _load() -> ctypes.CDLL:
         ("group_leave", [group], None),
         ("buffer_data", [c_void_p], c_void_p),
         ("buffer_free", [c_void_p], None),
+        ("cuda_free", [c_void_p], None),
         ("last_error", [], c_char_p),
         ("status_name", [c_uint32], c_char_p),
         ("version", [], c_char_p),
@@ -177,4 +202,4 @@ def one_of(table: dict[str, int], what: str, name: str) -> int:
         raise errors.ArgumentError(f"there is no {what} {name!r}: take one of {', '.join(table)}") from None
 
 
-__all__ = ["BIN", "AgreementRecord", "Options", "check", "lib", "library_path", "library_version", "milliseconds", "one_of"]
+__all__ = ["BIN", "AgreementRecord", "CudaOptions", "Options", "check", "lib", "library_path", "library_version", "milliseconds", "one_of"]

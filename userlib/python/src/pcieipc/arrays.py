@@ -41,7 +41,7 @@ class View:
 def view(array: Any, *, writable: bool = False) -> View:
     """Looks at an array on the host: contiguous, and writable where the call stores to it."""
     if getattr(array, "is_cuda", False) or hasattr(array, "__cuda_array_interface__"):
-        raise ArgumentError("not supported: an array on a CUDA device; copy it to the host first (`tensor.cpu()`)")
+        raise ArgumentError("not supported: an array on a CUDA device; take a CudaCommunicator, or copy it to the host first (`tensor.cpu()`)")
     if getattr(array, "is_sparse", False):
         raise ArgumentError("not supported: a sparse tensor; pass `tensor.to_dense()`")
     interface = getattr(array, "__array_interface__", None) if not hasattr(array, "is_cuda") else None
@@ -57,6 +57,28 @@ def view(array: Any, *, writable: bool = False) -> View:
             "the buffer protocol"
         ) from None
     return _of_memory(memory, writable)
+
+
+def view_on_device(array: Any, stream: int = 0) -> tuple[View, int]:
+    """Looks at an array on a CUDA device, contiguous; and the device's number. Work on it before is ordered before the stream, where the array can say so."""
+    if getattr(array, "is_sparse", False):
+        raise ArgumentError("not supported: a sparse tensor; pass `tensor.to_dense()`")
+    if getattr(array, "is_cuda", False):
+        # Torch has no array interface for bfloat16, nor for tensors that need gradients.
+        kind = str(array.dtype).removeprefix("torch.")
+        if kind not in TYPES:
+            raise ArgumentError(f"not supported: elements of type {kind}; take one of {', '.join(TYPES)}")
+        _require(array.is_contiguous(), False, False)
+        return View(array.data_ptr(), array.numel(), kind, array), array.device.index
+    interface = getattr(array, "__cuda_array_interface__", None) if not hasattr(array, "is_cuda") else None
+    if interface is not None and hasattr(array, "device"):
+        return _of_interface(array, interface, False), int(getattr(array.device, "id", 0))
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        kind_of_device, number = array.__dlpack_device__()
+        if int(kind_of_device) == _CUDA:
+            # For DLPack 1 is the default stream, and -1 says that nobody need wait.
+            return _of_dlpack(array, _CUDA, stream=stream or 1), int(number)
+    raise ArgumentError(f"a {type(array).__name__} is no array on a CUDA device: take a Communicator for arrays on the host")
 
 
 def _kind(code: str, size: int, what: Any) -> str:
@@ -172,18 +194,19 @@ pythonapi.PyCapsule_GetPointer.restype = c_void_p
 pythonapi.PyCapsule_GetPointer.argtypes = [py_object, c_char_p]
 
 _HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+_CUDA = 2  # kDLCUDA
 _CODES = {0: "i", 1: "u", 2: "f"}
 _BFLOAT = 4
 
 
-def _of_dlpack(array: Any) -> View:
+def _of_dlpack(array: Any, *devices: int, **named: Any) -> View:
     try:
-        capsule = array.__dlpack__()
+        capsule = array.__dlpack__(**named)
     except Exception as error:
         raise ArgumentError(f"the array can not be exchanged by DLPack: {error}") from None
     # The capsule is not taken over: its destructor gives the memory back, and `array` is held for as long as the call lasts.
     tensor = ctypes.cast(pythonapi.PyCapsule_GetPointer(capsule, b"dltensor"), POINTER(_Tensor)).contents
-    if tensor.device_type not in _HOST:
+    if tensor.device_type not in (devices or _HOST):
         raise ArgumentError(f"not supported: an array on a device of DLPack's type {tensor.device_type}; copy it to the host first")
     if tensor.lanes != 1 or tensor.bits % 8 != 0:
         raise ArgumentError(f"not supported: elements of {tensor.bits} bits in {tensor.lanes} lanes")

@@ -15,11 +15,9 @@ once; ``python -m pcieipc.torch`` does that ahead of time.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +29,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .._native import ALGORITHMS, CUDA_PATHS, TRANSPORTS, milliseconds, one_of
+from ..cuda import find_compiler
 from ..errors import ArgumentError
 from ._build import NotBuilt
 
@@ -203,31 +202,13 @@ def create_backend(options: Any, pg_options: Options | None = None) -> Any:
             shutil.rmtree(f"{directory}-last", ignore_errors=True)
 
 
-def _compiler() -> None:
-    """Loads CUDA's compiler where torch brought it along, so that the library finds it by its name."""
-    if os.environ.get("PCIEIPC_NVRTC"):
-        return
-    import torch
-
-    for folder in sys.path + [str(Path(torch.__file__).parent / "lib")]:
-        for found in sorted(Path(folder).glob("nvidia/*/lib/libnvrtc.so.*")) + sorted(Path(folder).glob("libnvrtc*.so.*")):
-            if "builtins" in found.name or ".alt." in found.name:
-                continue
-            try:
-                ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
-            except OSError:
-                continue
-            os.environ["PCIEIPC_NVRTC"] = str(found)
-            return
-
-
 def _device_stream(index: int) -> tuple[int, int, int, int]:
     """A stream of the device for a group's collectives, in torch's words and in the driver's."""
     import torch
 
     if torch.cuda.is_current_stream_capturing():
         raise ArgumentError("the first collective of a group on a CUDA device can not be captured in a graph: make one before")
-    _compiler()
+    find_compiler()
     stream = torch.cuda.Stream(device=index, priority=-1)
     return stream.stream_id, stream.device_index, stream.device_type, stream.cuda_stream
 
