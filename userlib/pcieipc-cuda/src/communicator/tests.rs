@@ -189,6 +189,8 @@ fn a_type_that_was_not_named_is_loaded_when_it_is_first_used_but_not_while_a_gra
             c.prepare(Kind::F64, CAPTURED).unwrap();
             // SAFETY: not looked at by a device in memory.
             unsafe { c.all_reduce(tensor, tensor, Kind::F64, Op::Sum, Stream(1)) }.unwrap();
+            // Not while the other rank is still at what is above.
+            c.group.exchange("the end of the calls", &[], &[], Duration::from_secs(20)).unwrap();
             c.abort("enough");
             assert!(matches!(c.prepare(Kind::I8, Stream(1)), Err(Error::Aborted { .. })));
         },
