@@ -121,7 +121,8 @@ type Held = (Rank, RecordHeader, *const u8, usize);
 impl Run {
     #[inline]
     pub fn new((plan, stores): Planned, arguments: Arguments, epoch: u32, checked: bool) -> Self {
-        let way = stores.next(arguments.count * arguments.kind.size());
+        // What is read again for its checksum stays in the cache, so there is nothing to try.
+        let way = stores.next(if checked { 0 } else { arguments.count * arguments.kind.size() });
         let word = arguments.word(&plan);
         let (windows, phase) = (plan.windows(), plan.phases.len().saturating_sub(1));
         Self {
@@ -301,8 +302,7 @@ impl Run {
                 Target::Link { to, form } => match self.room(links, to, len * kind.size_as(form), pace)? {
                     Some(ptr) => {
                         targets[to] = ptr.cast_const();
-                        // What is read again for its checksum stays in the cache.
-                        Out { ptr, form, stream: past && !self.checked }
+                        Out { ptr, form, stream: past }
                     }
                     None => return Ok(false),
                 },

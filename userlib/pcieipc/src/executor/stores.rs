@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether a plan stores its long chunks into the cache or past it: both are tried, again and again, and the faster one is kept.
 //!
-//! No rule foresees it. Where both ranks' processors share a cache, what one stores the other finds there, and stores past it cost twice the
+//! No rule foresees it. Where both ranks' processors share a cache, what one stores the other finds there, and stores past it cost up to twice the
 //! time or, to registered buffers, three times. Where they share none, every line that the reader has read is taken back before it is
 //! stored to, and stores past the cache need a fifth of the time. A virtual machine may change from one to the other every few seconds.
 //!

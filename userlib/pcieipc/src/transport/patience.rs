@@ -14,7 +14,7 @@ use crate::sys::Life;
 const MOST_SPINS: u32 = 1000;
 const LEAST_SPINS: u32 = 16;
 /// Pauses where ranks share processors: whom this one waits for may run only when it has let go. 64 of them made an all-reduce of 256 bytes
-/// among four ranks on two processors almost twice as long.
+/// among four ranks on two processors over one and a half times as long.
 const CROWDED_SPINS: u32 = 4;
 /// Looks without a pause before them: a short message comes within them, and a pause would be a good part of its time.
 const KEEN: u32 = 64;
